@@ -1,0 +1,251 @@
+"""The triple penalty's window sum for the Gaussian kernel: what dense CRF, DeepLab, CRF-RNN and DSN call similarity.
+
+    t[v, j] = g * w * sum over z in N(j), z != j, of s(j, z) q[v, z] + w_bias,     g = q[v, j] with the gate, else 1
+    s(j, z) = exp(-|I_j - I_z|^2 / 2 a^2 - |j - z|^2 / 2 b^2)
+
+It has no exact O(1) form: it is evaluated inside the window, one offset at a time, weights computed once for all labels
+and never stored. s is symmetric, so the adjoint is the same sum over the mirrored window.
+
+Shapes: q (B, L, *S), features (B, F, *S) with F >= 0, weights (2,) = (w, w_bias), bandwidths (2,) = (a, b).
+uint8 features stand for value / 255.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deepmrf.ops.backends import Implementation, choose, needs_gradient
+from deepmrf.ops.distance import unit_features
+from deepmrf.ops.window import accumulator, offsets, overlap, reaches
+
+
+def gaussian_penalty_reference(
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    bandwidths: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float],
+    gate: bool,
+) -> Tensor:
+    """The equation above with every pair of pixels written out: O(pixels^2) memory. For readers and tests only."""
+    size = q.shape[2:]
+    place = torch.stack(torch.meshgrid(*[torch.arange(n) for n in size], indexing="ij"), -1).flatten(0, -2)  # (P, D)
+    step = place[None] - place[:, None]  # (P, P, D): z - j
+    near = (step != 0).any(-1)
+    for axis, (before, after) in enumerate(reaches(window)):
+        near &= (step[..., axis] >= -before) & (step[..., axis] <= after)
+    d_position = (step * torch.tensor(spacing, dtype=q.dtype)).square().sum(-1)
+    colours = features.flatten(2).transpose(1, 2)  # (B, P, F)
+    d_colour = (colours[:, :, None] - colours[:, None]).square().sum(-1)  # (B, P, P)
+    a, b = bandwidths
+    s = torch.exp(-d_colour / (2 * a**2) - d_position / (2 * b**2)) * near
+    total = torch.einsum("bjz,bvz->bvj", s, q.flatten(2)).unflatten(2, size)
+    return (q * total if gate else total) * weights[0] + weights[1]
+
+
+def _working(q: Tensor) -> torch.dtype:
+    """Sums of positive terms keep float32's precision; half precisions are raised to it."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+class _Similarity:
+    """s(j, z) for one offset at a time."""
+
+    def __init__(self, features: Tensor, bandwidths: Tensor, spacing: Sequence[float], dtype: torch.dtype) -> None:
+        self.a, self.b = bandwidths.to(dtype)
+        self.spacing = spacing
+        self.features = unit_features(features, dtype)
+
+    def colour_step(self, j: tuple[slice, ...], z: tuple[slice, ...]) -> Tensor:
+        """I_j - I_z, (B, F, *S)."""
+        return self.features[(..., *j)] - self.features[(..., *z)]
+
+    def squared(self, offset: Sequence[int]) -> float:
+        """|j - z|^2."""
+        return sum((o * s) ** 2 for o, s in zip(offset, self.spacing, strict=True))
+
+    def __call__(self, step: Tensor, squared: float) -> Tensor:
+        """s, (B, 1, *S)."""
+        exponent = step.square().sum(1, keepdim=True).mul_(-0.5 / self.a**2)
+        return exponent.sub_(squared * 0.5 / self.b**2).exp_()
+
+
+def _window_sum(q: Tensor, similarity: _Similarity, window: Sequence[int]) -> Tensor:
+    total = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    for offset in offsets(reaches(window), q.shape[2:], centre=False):
+        j, z = overlap(offset, q.shape[2:])
+        s = similarity(similarity.colour_step(j, z), similarity.squared(offset))
+        total[(..., *j)].addcmul_(s, q[(..., *z)])
+    return total
+
+
+def _forward(
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    bandwidths: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float],
+    gate: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    dtype = _working(q)
+    x, (w, w_bias) = q.to(dtype), weights.to(dtype)
+    total = _window_sum(x, _Similarity(features, bandwidths, spacing, dtype), window).mul_(w)
+    kept = total.to(q.dtype, copy=True) if keep else q.new_empty(0)
+    return (total.mul_(x) if gate else total).add_(w_bias).to(q.dtype), kept
+
+
+def _backward(
+    grad: Tensor,
+    kept: Tensor,
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    bandwidths: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float],
+    gate: bool,
+    features_too: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One sweep over the offsets: all but q's gradient needs pair(j, z) = s(j, z) * sum over labels of pulled_j q_z."""
+    dtype = _working(q)
+    x, g, w = q.to(dtype), grad.to(dtype), weights.to(dtype)[0]
+    pulled = g * x if gate else g
+    similarity = _Similarity(features, bandwidths, spacing, dtype)
+    back = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    grad_features = torch.zeros_like(similarity.features) if features_too else x.new_empty(0)
+    sums = torch.zeros(3, dtype=accumulator(q), device=x.device)
+    for offset in offsets(reaches(window), q.shape[2:], centre=False):
+        j, z = overlap(offset, q.shape[2:])
+        step, squared = similarity.colour_step(j, z), similarity.squared(offset)
+        s = similarity(step, squared)
+        back[(..., *z)].addcmul_(s, pulled[(..., *j)])
+        pair = (pulled[(..., *j)] * x[(..., *z)]).sum(1, keepdim=True).mul_(s)  # (B, 1, *S)
+        whole = pair.sum()
+        sums += torch.stack([whole, (pair * step.square().sum(1, keepdim=True)).sum(), whole * squared])
+        if features_too:
+            pull = pair * step * (-w / similarity.a**2)
+            grad_features[(..., *j)] += pull
+            grad_features[(..., *z)] -= pull
+    grad_q = back.mul_(w)
+    if gate:
+        grad_q.addcmul_(g, kept.to(dtype))
+    total, by_colour, by_place = sums.to(dtype)
+    grad_weights = torch.stack([total, g.sum()])
+    grad_bandwidths = torch.stack([w * by_colour / similarity.a**3, w * by_place / similarity.b**3])
+    return (
+        grad_q.to(q.dtype),
+        grad_features.to(q.dtype if features_too else dtype),
+        grad_weights.to(weights.dtype),
+        grad_bandwidths.to(bandwidths.dtype),
+    )
+
+
+IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _backward, lambda *_: True)]
+"""In order of preference; compiled kernels go before "torch"."""
+
+
+@torch.library.custom_op("deepmrf::gaussian_penalty", mutates_args=())
+def _operator(
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    bandwidths: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float],
+    gate: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """(t, the weighted window sum before the gate if `keep`, else nothing)."""
+    one = choose(IMPLEMENTATIONS, q, features, weights, window)
+    result: tuple[Tensor, Tensor] = one.forward(q, features, weights, bandwidths, window, spacing, gate, keep)
+    return result
+
+
+@torch.library.custom_op("deepmrf::gaussian_penalty_backward", mutates_args=())
+def _operator_backward(
+    grad: Tensor,
+    kept: Tensor,
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    bandwidths: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float],
+    gate: bool,
+    features_too: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients to q, features (empty unless asked for), weights and bandwidths."""
+    one = choose(IMPLEMENTATIONS, q, features, weights, window)
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = one.backward(
+        grad, kept, q, features, weights, bandwidths, window, spacing, gate, features_too
+    )
+    return result
+
+
+@_operator.register_fake
+def _(q, features, weights, bandwidths, window, spacing, gate, keep):  # type: ignore[no-untyped-def]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    return out, torch.empty_like(out) if keep else q.new_empty(0)
+
+
+@_operator_backward.register_fake
+def _(grad, kept, q, features, weights, bandwidths, window, spacing, gate, features_too):  # type: ignore[no-untyped-def]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    pulled = features.new_empty(features.shape if features_too else 0, dtype=q.dtype if features_too else _working(q))
+    return out, pulled, torch.empty_like(weights), torch.empty_like(bandwidths)
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, features, weights, bandwidths, ctx.window, ctx.spacing, ctx.gate, keep = inputs
+    if ctx.gate and not keep:
+        raise RuntimeError("deepmrf::gaussian_penalty needs keep=True for a gradient through the gate.")
+    ctx.save_for_backward(output[1], q, features, weights, bandwidths)
+
+
+def _gradients(ctx, grad, _):  # type: ignore[no-untyped-def]
+    features_too = ctx.needs_input_grad[1]
+    q_, features_, weights_, bandwidths_ = _operator_backward(
+        grad, *ctx.saved_tensors, ctx.window, ctx.spacing, ctx.gate, features_too
+    )
+    return q_, features_ if features_too else None, weights_, bandwidths_, None, None, None, None
+
+
+_operator.register_autograd(_gradients, setup_context=_setup_context)
+
+
+def gaussian_penalty(
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    bandwidths: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float] | None = None,
+    gate: bool = True,
+) -> Tensor:
+    """The triple penalty of the Gaussian kernel; see the head of this module. Returns t (B, L, *S)."""
+    steps = list(spacing) if spacing is not None else [1.0] * len(window)
+    keep = gate and needs_gradient(q, features, weights, bandwidths)
+    result: Tensor = _operator(q, features, weights, bandwidths, list(window), steps, gate, keep)[0]
+    return result
+
+
+def gaussian_blur(q: Tensor, bandwidth: Tensor, window: Sequence[int], spacing: Sequence[float]) -> Tensor:
+    """sum over z in N(j), z != j, of exp(-|j - z|^2 / 2 c^2) q[v, z]: dense CRF's smoothness kernel.
+
+    The image plays no part, so it separates into one short convolution per axis.
+    """
+    total = q
+    for axis, ((before, after), step) in enumerate(zip(reaches(window), spacing, strict=True), start=2):
+        place = torch.arange(-before, after + 1, device=q.device, dtype=q.dtype) * step
+        taps = torch.exp(-place.square() / (2 * bandwidth.to(q.dtype) ** 2)).view(1, 1, -1)
+        lines = total.movedim(axis, -1)
+        padded = functional.pad(lines.reshape(-1, 1, lines.shape[-1]), (before, after))
+        total = functional.conv1d(padded, taps).view(lines.shape).movedim(-1, axis)
+    return total - q

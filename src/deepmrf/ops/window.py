@@ -1,0 +1,112 @@
+"""Windows: which pixels N(j) around a pixel j are summed over, and sums over them.
+
+A window of size m covers the offsets -m//2 .. m - m//2 - 1: symmetric when m is odd, one pixel more on the low side
+when m is even (50 covers -25 .. 24). Outside the image everything is zero, so a window may be larger than the image.
+The adjoint of a sum over a window is a sum over the mirrored window, so every function takes its two reaches.
+
+Shapes: *S any number of spatial axes, always the last ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+Reach = tuple[int, int]
+"""How far a window reaches along one axis: (pixels before the centre, pixels after it)."""
+
+
+def reaches(window: Sequence[int], mirrored: bool = False) -> list[Reach]:
+    """The reach of the window along each axis; `mirrored` swaps the two sides."""
+    sides = [(m // 2, m - m // 2 - 1) for m in window]
+    return [(after, before) for before, after in sides] if mirrored else sides
+
+
+def sizes(value: int | Sequence[int], dims: int, name: str) -> tuple[int, ...]:
+    """One size per axis from an int or a sequence, or an error that names the argument."""
+    given = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(given) != dims:
+        raise ValueError(f"{name}={value!r} has {len(given)} sizes, but dims={dims}: pass one int or {dims} of them.")
+    for size in given:
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"{name}={value!r} must hold whole numbers of pixels: pass ints.")
+        if size < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1 pixel along every axis: 1 is the pixel alone.")
+    return given
+
+
+def accumulator(x: Tensor) -> torch.dtype:
+    """The dtype to sum in: running sums of float32 want float64 (Apple's GPUs have none and keep float32)."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def axis_sum(x: Tensor, axis: int, reach: Reach) -> Tensor:
+    """sum of x[j - before .. j + after] along one axis, for every j, by a running sum: O(1) in the window."""
+    before, after = reach
+    size = x.shape[axis]
+    running = x.cumsum(axis)
+    if after == 0:
+        total = running.clone()
+    else:
+        total = torch.empty_like(running)
+        inside = max(size - after, 0)
+        total.narrow(axis, 0, inside).copy_(running.narrow(axis, size - inside, inside))
+        total.narrow(axis, inside, size - inside).copy_(running.narrow(axis, size - 1, 1))
+    inside = max(size - before - 1, 0)
+    total.narrow(axis, size - inside, inside).sub_(running.narrow(axis, 0, inside))
+    return total
+
+
+def axis_spread(x: Tensor, axis: int, reach: Reach) -> Tensor:
+    """sum of (z - j)^2 x[z] over the same z, from three running sums about the middle of the axis."""
+    size = x.shape[axis]
+    shape = [1] * x.dim()
+    shape[axis] = size
+    place = (torch.arange(size, device=x.device, dtype=x.dtype) - (size - 1) / 2).view(shape)
+    moment = x * place
+    total = axis_sum(moment * place, axis, reach)
+    total.addcmul_(axis_sum(moment, axis, reach), place, value=-2)
+    return total.addcmul_(axis_sum(x, axis, reach), place * place)
+
+
+def box_sum(x: Tensor, window: Sequence[Reach]) -> Tensor:
+    """The sum of x over the window around every pixel, one axis at a time."""
+    for back, reach in enumerate(reversed(window), start=1):
+        x = axis_sum(x, x.dim() - back, reach)
+    return x
+
+
+def box_sum_and_spread(x: Tensor, window: Sequence[Reach], spacing: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """(sum of x[z], sum of |j - z|^2 x[z]) over the window; spacing is the distance between pixels along each axis."""
+    total, spread = x, None
+    for back, (reach, step) in enumerate(zip(reversed(window), reversed(spacing), strict=True), start=1):
+        axis = x.dim() - back
+        along = axis_spread(total, axis, reach).mul_(step * step)
+        spread = along if spread is None else axis_sum(spread, axis, reach).add_(along)
+        total = axis_sum(total, axis, reach)
+    assert spread is not None  # a window has at least one axis
+    return total, spread
+
+
+def offsets(window: Sequence[Reach], size: Sequence[int], centre: bool) -> Iterator[tuple[int, ...]]:
+    """Every offset of the window that can hit a pixel of an image of this size; `centre` says whether 0 is one."""
+    ranges = [
+        range(-min(before, n - 1), min(after, n - 1) + 1) for (before, after), n in zip(window, size, strict=True)
+    ]
+    for index in range(math.prod(len(r) for r in ranges)):
+        offset = []
+        for r in reversed(ranges):
+            index, place = divmod(index, len(r))
+            offset.append(r[place])
+        if centre or any(offset):
+            yield tuple(reversed(offset))
+
+
+def overlap(offset: Sequence[int], size: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Two equally large cuts of the image: the pixels j, and the pixels z = j + offset, where both are inside."""
+    j = tuple(slice(max(0, -o), n - max(0, o)) for o, n in zip(offset, size, strict=True))
+    z = tuple(slice(max(0, o), n - max(0, -o)) for o, n in zip(offset, size, strict=True))
+    return j, z
