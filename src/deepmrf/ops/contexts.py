@@ -3,8 +3,8 @@
     o13[u, k, i] = sum over v and j in N(i) of mu_k(u, v, j - i) t[v, j] + bias[u, k]
     o14[u, i]    = min over k of o13[u, k, i]
 
-mu_k(u, v, .) is what label u pays at i when label v is paid for at j: learned, not symmetric, one n x n (x T) pattern per
-pair of labels and component. The minimum activates the pattern with the smallest penalty (lambda_k in the paper).
+mu_k(u, v, .) is what label u pays at i when label v is paid for at j: learned, not symmetric, one n x n (x T) pattern
+per pair of labels and component. The minimum activates the pattern with the smallest penalty (lambda_k in the paper).
 
 Shapes: t (B, L, *S), weight (L * K, L, *N), bias (L * K,); the K patterns of a label stand together.
 """

@@ -193,7 +193,9 @@ def _(q, features, weights, window, spacing, gate, keep):  # type: ignore[no-unt
 @_operator_backward.register_fake
 def _(grad, kept, q, features, weights, window, spacing, gate, features_too):  # type: ignore[no-untyped-def]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    pulled = features.new_empty(features.shape if features_too else 0, dtype=q.dtype if features_too else accumulator(q))
+    pulled = features.new_empty(
+        features.shape if features_too else 0, dtype=q.dtype if features_too else accumulator(q)
+    )
     return out, pulled, torch.empty_like(weights)
 
 

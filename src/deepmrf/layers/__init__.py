@@ -1,0 +1,15 @@
+"""The paper's contribution as layers, one file per term.
+
+triple_penalty   b12: what a label costs, given the pixels around
+label_contexts   b13 + b14: what labels cost each other, and the cheapest pattern
+mean_field       b15, and the whole step
+crf              dense CRF, CRF-RNN and DSN as settings of the same step
+inputs           what the layers accept, and what they say otherwise
+"""
+
+from deepmrf.layers.crf import crf_rnn, dense_crf
+from deepmrf.layers.label_contexts import LabelContexts
+from deepmrf.layers.mean_field import MeanField
+from deepmrf.layers.triple_penalty import TriplePenalty
+
+__all__ = ["LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf"]

@@ -1,0 +1,156 @@
+"""The triple penalty (b12): what label v costs at pixel j, given the pixels z around j.
+
+    t[v, j] = lin( q[v, j] * sum over z in N(j) of d(j, z) q[v, z] ),     lin(x) = scale x + shift
+
+kernel="distance"  d(j, z) = colour |I_j - I_z|^2 + position |j - z|^2: the paper's, exact at a cost that does not
+                   depend on the window. colour and position are the paper's w1 and w2.
+kernel="gaussian"  d(j, z) = exp(-|I_j - I_z|^2 / 2 a^2 - |j - z|^2 / 2 b^2), z != j: what dense CRFs use. a and b are
+                   learned. With `smoothness`, plus smooth_weight exp(-|j - z|^2 / 2 c^2).
+kernel="learned"   one learned filter per position (the paper's footnote): for aligned images of one fixed size.
+
+The factor q[v, j] is the gate; without it the sum stands alone. `scale` starts at one over the number of pixels in the
+window, so that t is of order one whatever the window. References stand by the functions: ops/distance.py, gaussian.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from deepmrf import ops
+from deepmrf.layers.inputs import check_image, check_maps, check_real
+from deepmrf.ops.window import reaches, sizes
+
+Kernel = Literal["distance", "gaussian", "learned"]
+KERNELS = ("distance", "gaussian", "learned")
+Norms = tuple[Tensor, Tensor | None]
+"""1 / sqrt(what each pixel receives) for the Gaussian kernel and for its smoothness term."""
+
+
+class TriplePenalty(nn.Module):
+    """b12 as a layer: q (B, L, *S), image (B, F, *S) -> t (B, L, *S), for any number of labels.
+
+    window: pixels along each axis, one int or one per axis; an even m covers -m/2 .. m/2 - 1.
+    dims: how many spatial axes. features: F; 0 for positions alone (then no image is needed).
+    gate: multiply by q[v, j]. spacing: distance between pixels along each axis, in the unit you like.
+    smoothness, normalize: for the Gaussian kernel; `normalize` divides s(j, z) by the root of what j and z receive in
+    all, as dense CRF implementations do. size: the image's size, for learned filters only.
+    """
+
+    def __init__(
+        self,
+        window: int | Sequence[int] = 50,
+        *,
+        dims: int = 2,
+        kernel: Kernel = "distance",
+        gate: bool = True,
+        features: int = 3,
+        spacing: Sequence[float] | None = None,
+        smoothness: bool = False,
+        normalize: bool = False,
+        size: int | Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        if kernel not in KERNELS:
+            raise ValueError(f"kernel={kernel!r} is unknown: choose one of {', '.join(map(repr, KERNELS))}.")
+        if isinstance(dims, bool) or not isinstance(dims, int) or dims < 1:
+            raise ValueError(f"dims={dims!r} must be the number of spatial axes: 1, 2, 3 or more.")
+        if not isinstance(features, int) or features < 0:
+            raise ValueError(f"features={features!r} must be how many channels the image has: 3 for RGB, 0 for none.")
+        if (smoothness or normalize) and kernel != "gaussian":
+            raise ValueError(f"smoothness and normalize belong to kernel='gaussian', but kernel={kernel!r}.")
+        if (size is None) == (kernel == "learned"):
+            raise ValueError("size is the fixed image size of kernel='learned', and of no other: give both or neither.")
+        self.dims, self.kernel, self.gate = dims, kernel, gate
+        self.features = 0 if kernel == "learned" else features
+        self.window = sizes(window, dims, "window")
+        self.spacing = tuple(float(s) for s in spacing) if spacing is not None else (1.0,) * dims
+        if len(self.spacing) != dims or not all(0 < s < math.inf for s in self.spacing):
+            raise ValueError(f"spacing={spacing!r} must be {dims} positive numbers, one per axis.")
+        self.smoothness, self.normalize = smoothness, normalize
+        self.size = sizes(size, dims, "size") if size is not None else None
+        self._make_parameters()
+
+    def _make_parameters(self) -> None:
+        def scalar(value: float) -> nn.Parameter:
+            return nn.Parameter(torch.tensor(float(value)))
+
+        radii = [max(m // 2, 1) * s for m, s in zip(self.window, self.spacing, strict=True)]
+        corner = sum(r * r for r in radii)  # |j - z|^2 at the window's corner: position costs 1 there at first
+        self.scale, self.shift = scalar(1 / math.prod(self.window)), scalar(0)
+        if self.kernel == "distance":
+            self.colour, self.position = scalar(1), scalar(1 / corner)
+        elif self.kernel == "gaussian":
+            self.log_colour_width = scalar(math.log(0.1))  # of RGB in [0, 1]
+            self.log_position_width = scalar(math.log(max(radii) / 2))
+            if self.smoothness:
+                self.smooth_weight, self.log_smooth_width = scalar(1), scalar(math.log(max(radii) / 8))
+        else:
+            assert self.size is not None  # checked by the constructor
+            steps = [
+                (torch.arange(-before, after + 1) * s) ** 2
+                for (before, after), s in zip(reaches(self.window), self.spacing, strict=True)
+            ]
+            distance = sum(torch.meshgrid(*steps, indexing="ij"), torch.zeros(self.window)) / corner
+            whole = distance.view(*self.window, *[1] * self.dims).expand(*self.window, *self.size)
+            self.filters = nn.Parameter(whole.clone())
+
+    def forward(self, q: Tensor, image: Tensor | None = None, norms: Norms | None = None) -> Tensor:
+        check_maps("q", q, q.shape[1] if isinstance(q, Tensor) and q.dim() > 1 else 1, self.dims, "labels")
+        check_real("q", q)
+        features = check_image(image if self.features else None, q, self.features, self.dims)
+        if self.kernel == "distance":
+            weights = torch.stack([self.scale * self.colour, self.scale * self.position, self.shift])
+            return ops.distance_penalty(q, features, weights, self.window, self.spacing, self.gate)
+        if self.kernel == "learned":
+            total = ops.local_sum(q, self._filters_for(q))
+        elif self.smoothness or self.normalize:
+            total = self._mixture(q, features, norms or self.norms(q, features))
+        else:
+            weights = torch.stack([self.scale, self.shift])
+            return ops.gaussian_penalty(q, features, weights, self._widths(), self.window, self.spacing, self.gate)
+        return (q * total if self.gate else total) * self.scale + self.shift
+
+    def norms(self, q: Tensor, image: Tensor | None = None) -> Norms | None:
+        """What `normalize` divides by: it depends on the image alone, so iterations share it."""
+        if not self.normalize:
+            return None
+        features = check_image(image if self.features else None, q, self.features, self.dims)
+        ones = torch.ones_like(q[:, :1])
+        bilateral = self._gaussian(ones, features).clamp_min(1e-20).rsqrt()
+        return bilateral, self._blur(ones).clamp_min(1e-20).rsqrt() if self.smoothness else None
+
+    def _mixture(self, q: Tensor, features: Tensor, norms: Norms | None) -> Tensor:
+        """The Gaussian sum, normalised if asked, plus the smoothness term's. (B, L, *S)"""
+        across, around = norms or (None, None)
+        total = self._gaussian(q, features) if across is None else across * self._gaussian(across * q, features)
+        if self.smoothness:
+            blurred = self._blur(q) if around is None else around * self._blur(around * q)
+            total = total + self.smooth_weight * blurred
+        return total
+
+    def _widths(self) -> Tensor:
+        return torch.stack([self.log_colour_width, self.log_position_width]).exp()
+
+    def _gaussian(self, q: Tensor, features: Tensor) -> Tensor:
+        plain = torch.stack([torch.ones_like(self.scale), torch.zeros_like(self.shift)])
+        return ops.gaussian_penalty(q, features, plain, self._widths(), self.window, self.spacing, False)
+
+    def _blur(self, q: Tensor) -> Tensor:
+        return ops.gaussian_blur(q, self.log_smooth_width.exp(), self.window, self.spacing)
+
+    def _filters_for(self, q: Tensor) -> Tensor:
+        if tuple(q.shape[2:]) != self.size:
+            raise ValueError(
+                f"The learned filters are for images of size {self.size}, but q has {tuple(q.shape[2:])}: resize it."
+            )
+        return self.filters
+
+    def extra_repr(self) -> str:
+        parts = [f"window={self.window}", f"dims={self.dims}", f"kernel={self.kernel!r}", f"gate={self.gate}"]
+        parts += [f"features={self.features}"] if self.kernel != "learned" else [f"size={self.size}"]
+        return ", ".join(parts + [f"{name}=True" for name in ("smoothness", "normalize") if getattr(self, name)])
