@@ -1,0 +1,29 @@
+# Every target works alone on a fresh clone: it makes .venv, installs deepmrf and runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_WORKERS ?= 2
+
+.PHONY: help demo test check bench clean
+
+help:  ## show the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
+
+$(BIN)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(BIN)/installed  ## clean up a noisy labelling of a photograph: demo-out/demo.png
+	$(BIN)/python demo.py
+
+test: $(BIN)/installed  ## run the whole test suite
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+check: $(BIN)/installed  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:  ## remove the virtual environment and what was built
+	rm -rf $(VENV) dist build demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
