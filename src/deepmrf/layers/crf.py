@@ -62,6 +62,7 @@ def dense_crf(
         gate=False,
         features=features,
         spacing=spacing,
+        average=False,
         smoothness=smoothness != 0,
         normalize=normalize,
     )

@@ -32,7 +32,7 @@ class MeanField(nn.Module):
     iterations: how often the step is repeated, with the same parameters.
     unary: "softmax" for log-probabilities or logits, which are normalised first; "sigmoid" for ln sigmoid(logits), one
     independent probability per label, as in the paper's Table 1.
-    features, spacing, smoothness, normalize, size: see TriplePenalty.
+    features, spacing, average, smoothness, normalize, size: see TriplePenalty.
 
     Untrained, it returns its input (normalised): adding it to a trained network breaks nothing.
     """
@@ -51,6 +51,7 @@ class MeanField(nn.Module):
         features: int = 3,
         unary: Unary = "softmax",
         spacing: Sequence[float] | None = None,
+        average: bool = True,
         smoothness: bool = False,
         normalize: bool = False,
         size: int | Sequence[int] | None = None,
@@ -70,6 +71,7 @@ class MeanField(nn.Module):
             gate=gate,
             features=features,
             spacing=spacing,
+            average=average,
             smoothness=smoothness,
             normalize=normalize,
             size=size,

@@ -8,8 +8,9 @@ kernel="gaussian"  d(j, z) = exp(-|I_j - I_z|^2 / 2 a^2 - |j - z|^2 / 2 b^2), z 
                    learned. With `smoothness`, plus smooth_weight exp(-|j - z|^2 / 2 c^2).
 kernel="learned"   one learned filter per position (the paper's footnote): for aligned images of one fixed size.
 
-The factor q[v, j] is the gate; without it the sum stands alone. `scale` starts at one over the number of pixels in the
-window, so that t is of order one whatever the window. References stand by the functions: ops/distance.py, gaussian.py.
+The factor q[v, j] is the gate; without it the sum stands alone. With `average`, the sum is divided by the number of
+pixels in the window, and distances by the distance to its corner, so that t is of order one whatever the window and
+every parameter starts near 1 (`weights` gives the paper's w1, w2 and b as they enter the sum). References stand by the functions: ops/distance.py, gaussian.py.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class TriplePenalty(nn.Module):
     window: pixels along each axis, one int or one per axis; an even m covers -m/2 .. m/2 - 1.
     dims: how many spatial axes. features: F; 0 for positions alone (then no image is needed).
     gate: multiply by q[v, j]. spacing: distance between pixels along each axis, in the unit you like.
-    smoothness, normalize: for the Gaussian kernel; `normalize` divides s(j, z) by the root of what j and z receive in
+    average: the window's average instead of its sum. smoothness, normalize: for the Gaussian kernel; `normalize` divides s(j, z) by the root of what j and z receive in
     all, as dense CRF implementations do. size: the image's size, for learned filters only.
     """
 
@@ -50,6 +51,7 @@ class TriplePenalty(nn.Module):
         gate: bool = True,
         features: int = 3,
         spacing: Sequence[float] | None = None,
+        average: bool = True,
         smoothness: bool = False,
         normalize: bool = False,
         size: int | Sequence[int] | None = None,
@@ -71,7 +73,7 @@ class TriplePenalty(nn.Module):
         self.spacing = tuple(float(s) for s in spacing) if spacing is not None else (1.0,) * dims
         if len(self.spacing) != dims or not all(0 < s < math.inf for s in self.spacing):
             raise ValueError(f"spacing={spacing!r} must be {dims} positive numbers, one per axis.")
-        self.smoothness, self.normalize = smoothness, normalize
+        self.average, self.smoothness, self.normalize = average and not normalize, smoothness, normalize
         self.size = sizes(size, dims, "size") if size is not None else None
         self._make_parameters()
 
@@ -80,10 +82,12 @@ class TriplePenalty(nn.Module):
             return nn.Parameter(torch.tensor(float(value)))
 
         radii = [max(m // 2, 1) * s for m, s in zip(self.window, self.spacing, strict=True)]
-        corner = sum(r * r for r in radii)  # |j - z|^2 at the window's corner: position costs 1 there at first
-        self.scale, self.shift = scalar(1 / math.prod(self.window)), scalar(0)
+        corner = sum(r * r for r in radii)  # |j - z|^2 at the window's corner
+        self.share = 1 / math.prod(self.window) if self.average else 1.0
+        self.per_distance = 1 / corner if self.average else 1.0
+        self.scale, self.shift = scalar(1), scalar(0)
         if self.kernel == "distance":
-            self.colour, self.position = scalar(1), scalar(1 / corner)
+            self.colour, self.position = scalar(1), scalar(1)
         elif self.kernel == "gaussian":
             self.log_colour_width = scalar(math.log(0.1))  # of RGB in [0, 1]
             self.log_position_width = scalar(math.log(max(radii) / 2))
@@ -104,16 +108,27 @@ class TriplePenalty(nn.Module):
         check_real("q", q)
         features = check_image(image if self.features else None, q, self.features, self.dims)
         if self.kernel == "distance":
-            weights = torch.stack([self.scale * self.colour, self.scale * self.position, self.shift])
-            return ops.distance_penalty(q, features, weights, self.window, self.spacing, self.gate)
+            return ops.distance_penalty(q, features, self.weights(), self.window, self.spacing, self.gate)
         if self.kernel == "learned":
             total = ops.local_sum(q, self._filters_for(q))
         elif self.smoothness or self.normalize:
             total = self._mixture(q, features, norms or self.norms(q, features))
         else:
-            weights = torch.stack([self.scale, self.shift])
-            return ops.gaussian_penalty(q, features, weights, self._widths(), self.window, self.spacing, self.gate)
-        return (q * total if self.gate else total) * self.scale + self.shift
+            return ops.gaussian_penalty(
+                q, features, self.weights(), self.widths(), self.window, self.spacing, self.gate
+            )
+        return (q * total if self.gate else total) * (self.scale * self.share) + self.shift
+
+    def weights(self) -> Tensor:
+        """What multiplies each term of the plain sum, and what is added: (w1, w2, b), or (w, b) for the Gaussian."""
+        scale = self.scale * self.share
+        if self.kernel == "distance":
+            return torch.stack([scale * self.colour, scale * self.position * self.per_distance, self.shift])
+        return torch.stack([scale, self.shift])
+
+    def widths(self) -> Tensor:
+        """The Gaussian kernel's bandwidths (a, b)."""
+        return torch.stack([self.log_colour_width, self.log_position_width]).exp()
 
     def norms(self, q: Tensor, image: Tensor | None = None) -> Norms | None:
         """What `normalize` divides by: it depends on the image alone, so iterations share it."""
@@ -133,12 +148,9 @@ class TriplePenalty(nn.Module):
             total = total + self.smooth_weight * blurred
         return total
 
-    def _widths(self) -> Tensor:
-        return torch.stack([self.log_colour_width, self.log_position_width]).exp()
-
     def _gaussian(self, q: Tensor, features: Tensor) -> Tensor:
         plain = torch.stack([torch.ones_like(self.scale), torch.zeros_like(self.shift)])
-        return ops.gaussian_penalty(q, features, plain, self._widths(), self.window, self.spacing, False)
+        return ops.gaussian_penalty(q, features, plain, self.widths(), self.window, self.spacing, False)
 
     def _blur(self, q: Tensor) -> Tensor:
         return ops.gaussian_blur(q, self.log_smooth_width.exp(), self.window, self.spacing)
