@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -68,5 +69,6 @@ def check_finite(name: str, maps: Tensor) -> None:
     if torch.compiler.is_compiling() or maps.device.type != "cpu":
         return
     # One pass without a temporary; log-probabilities of -inf are fine, they mean "impossible".
-    if torch.isnan(maps.detach().sum(dtype=torch.float64)):
+    total = float(maps.detach().sum(dtype=torch.float64))
+    if math.isnan(total) or total == math.inf:
         raise ValueError(f"{name} holds NaN (or +inf): look for a division by zero or an overflow before this layer.")

@@ -43,9 +43,9 @@ class LabelContexts(nn.Module):
         self.bias = nn.Parameter(torch.zeros(labels * contexts))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Noise that is below notice: |o14| stays under QUIET times the largest sum of t over the labels."""
-        bound = QUIET / math.prod(self.size)
+    def reset_parameters(self, quiet: float = QUIET) -> None:
+        """Noise that is below notice: |o14| stays under `quiet` times the largest sum of t over the labels."""
+        bound = quiet / math.prod(self.size)
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.zeros_(self.bias)
 
@@ -59,7 +59,8 @@ class LabelContexts(nn.Module):
         self.weight.zero_()
         self.bias.zero_()
         centre = tuple(n // 2 for n in self.size)
-        self.weight[(..., *centre)] = compatibility.to(self.weight).repeat_interleave(self.contexts, dim=0)
+        patterns = self.weight.movedim((0, 1), (-2, -1))  # a view with the filter's axes first
+        patterns[centre] = compatibility.to(self.weight).repeat_interleave(self.contexts, dim=0)
 
     def forward(self, t: Tensor) -> Tensor:
         check_maps("t", t, self.labels, self.dims, "labels")

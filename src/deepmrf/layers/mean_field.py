@@ -10,13 +10,13 @@ q takes p's place in t, and p stays the unary term.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from deepmrf.layers.inputs import check_finite, check_image, check_maps, check_real
-from deepmrf.layers.label_contexts import LabelContexts
+from deepmrf.layers.label_contexts import QUIET, LabelContexts
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty
 
 Unary = Literal["softmax", "sigmoid"]
@@ -59,11 +59,17 @@ class MeanField(nn.Module):
         super().__init__()
         if isinstance(labels, bool) or not isinstance(labels, int) or labels < 1:
             raise ValueError(f"labels={labels!r} must be how many labels there are, at least 1.")
-        if not isinstance(iterations, int) or iterations < 1:
+        if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
             raise ValueError(f"iterations={iterations!r} must be at least 1: the paper uses one.")
         if unary not in ("softmax", "sigmoid"):
             raise ValueError(f"unary={unary!r} is unknown: choose 'softmax' or 'sigmoid'.")
         self.labels, self.dims, self.iterations, self.unary = labels, dims, iterations, unary
+        self.settings: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in locals().items()
+            if name not in ("self", "__class__")
+        }
+        """The constructor's arguments, as plain JSON."""
         self.triple_penalty = TriplePenalty(
             window,
             dims=dims,
@@ -79,6 +85,7 @@ class MeanField(nn.Module):
         self.label_contexts: LabelContexts | None = None
         if contexts:
             self.label_contexts = LabelContexts(labels, contexts, context_size, dims=dims)
+            self.label_contexts.reset_parameters(QUIET / self.triple_penalty.largest)
         else:
             nn.init.zeros_(self.triple_penalty.scale)  # t goes straight to the sum, and must start at nothing
 
@@ -94,7 +101,9 @@ class MeanField(nn.Module):
         dtype = torch.promote_types(torch.promote_types(log_p.dtype, self.triple_penalty.scale.dtype), torch.float32)
         real = log_p.to(dtype)
         unary = real.log_softmax(1) if self.unary == "softmax" else real
-        if image is not None and image.dtype != torch.uint8:
+        if not self.triple_penalty.features:
+            image = None
+        elif image is not None and image.dtype != torch.uint8:
             image = image.to(dtype)
         norms = self.triple_penalty.norms(unary, image)
         log_q = unary

@@ -10,7 +10,8 @@ kernel="learned"   one learned filter per position (the paper's footnote): for a
 
 The factor q[v, j] is the gate; without it the sum stands alone. With `average`, the sum is divided by the number of
 pixels in the window, and distances by the distance to its corner, so that t is of order one whatever the window and
-every parameter starts near 1 (`weights` gives the paper's w1, w2 and b as they enter the sum). References stand by the functions: ops/distance.py, gaussian.py.
+every parameter starts near 1 (`weights` gives the paper's w1, w2 and b as they enter the sum).
+Functions and their slow references: ops/distance.py, ops/gaussian.py, ops/local.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class TriplePenalty(nn.Module):
     window: pixels along each axis, one int or one per axis; an even m covers -m/2 .. m/2 - 1.
     dims: how many spatial axes. features: F; 0 for positions alone (then no image is needed).
     gate: multiply by q[v, j]. spacing: distance between pixels along each axis, in the unit you like.
-    average: the window's average instead of its sum. smoothness, normalize: for the Gaussian kernel; `normalize` divides s(j, z) by the root of what j and z receive in
+    average: the window's average instead of its sum.
+    smoothness, normalize: for the Gaussian kernel; `normalize` divides s(j, z) by the root of what j and z receive in
     all, as dense CRF implementations do. size: the image's size, for learned filters only.
     """
 
@@ -61,18 +63,19 @@ class TriplePenalty(nn.Module):
             raise ValueError(f"kernel={kernel!r} is unknown: choose one of {', '.join(map(repr, KERNELS))}.")
         if isinstance(dims, bool) or not isinstance(dims, int) or dims < 1:
             raise ValueError(f"dims={dims!r} must be the number of spatial axes: 1, 2, 3 or more.")
-        if not isinstance(features, int) or features < 0:
+        if isinstance(features, bool) or not isinstance(features, int) or features < 0:
             raise ValueError(f"features={features!r} must be how many channels the image has: 3 for RGB, 0 for none.")
         if (smoothness or normalize) and kernel != "gaussian":
             raise ValueError(f"smoothness and normalize belong to kernel='gaussian', but kernel={kernel!r}.")
         if (size is None) == (kernel == "learned"):
-            raise ValueError("size is the fixed image size of kernel='learned', and of no other: give both or neither.")
+            raise ValueError(f"size={size!r} with kernel={kernel!r}: kernel='learned' needs it, the others take none.")
         self.dims, self.kernel, self.gate = dims, kernel, gate
         self.features = 0 if kernel == "learned" else features
         self.window = sizes(window, dims, "window")
-        self.spacing = tuple(float(s) for s in spacing) if spacing is not None else (1.0,) * dims
-        if len(self.spacing) != dims or not all(0 < s < math.inf for s in self.spacing):
+        given = spacing if spacing is not None else (1.0,) * dims
+        if not isinstance(given, Sequence) or len(given) != dims or not all(0 < s < math.inf for s in given):
             raise ValueError(f"spacing={spacing!r} must be {dims} positive numbers, one per axis.")
+        self.spacing = tuple(float(s) for s in given)
         self.average, self.smoothness, self.normalize = average and not normalize, smoothness, normalize
         self.size = sizes(size, dims, "size") if size is not None else None
         self._make_parameters()
@@ -83,8 +86,9 @@ class TriplePenalty(nn.Module):
 
         radii = [max(m // 2, 1) * s for m, s in zip(self.window, self.spacing, strict=True)]
         corner = sum(r * r for r in radii)  # |j - z|^2 at the window's corner
-        self.share = 1 / math.prod(self.window) if self.average else 1.0
-        self.per_distance = 1 / corner if self.average else 1.0
+        self.share, self.per_distance = (1 / math.prod(self.window), 1 / corner) if self.average else (1.0, 1.0)
+        self.largest = self.share * self.per_distance * math.prod(self.window) * corner
+        """How much larger t can be than with `average`."""
         self.scale, self.shift = scalar(1), scalar(0)
         if self.kernel == "distance":
             self.colour, self.position = scalar(1), scalar(1)

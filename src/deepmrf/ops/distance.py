@@ -44,6 +44,11 @@ def distance_penalty_reference(
     return (q * total if gate else total) + w_bias
 
 
+def maps(features: Tensor) -> list[Tensor]:
+    """The features one by one, (B, 1, *S) each; none of them if there are none."""
+    return [features[:, f : f + 1] for f in range(features.shape[1])]
+
+
 def unit_features(features: Tensor, dtype: torch.dtype) -> Tensor:
     """Features as real numbers: 8-bit ones become value / 255."""
     return features.to(dtype) / 255 if features.dtype == torch.uint8 else features.to(dtype)
@@ -72,7 +77,7 @@ class _Sums:
         self.box_features: list[Tensor] = []  # Box(I_f x), a map per feature
         norm = torch.zeros_like(x[:, :1])
         self.colour = torch.zeros_like(self.box)
-        for feature in features.split(1, dim=1):  # (B, 1, *S)
+        for feature in maps(features):
             norm += feature * feature
             self.box_features.append(box_sum(feature * x, window))
             self.colour.addcmul_(feature, self.box_features[-1], value=-2)
@@ -83,9 +88,9 @@ class _Sums:
         """sum over labels of x_j (I_j Box_j - Box(I .)_j): half the gradient of <x, colour> to I. (B, F, *S)"""
         parts = [
             (x * (feature * self.box - boxed)).sum(1, keepdim=True)
-            for feature, boxed in zip(features.split(1, dim=1), self.box_features, strict=True)
+            for feature, boxed in zip(maps(features), self.box_features, strict=True)
         ]
-        return torch.cat(parts, dim=1)
+        return torch.cat(parts, dim=1) if parts else torch.zeros_like(features)
 
 
 def _forward(

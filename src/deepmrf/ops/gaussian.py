@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from deepmrf.ops.backends import Implementation, choose, needs_gradient
 from deepmrf.ops.distance import unit_features
-from deepmrf.ops.window import accumulator, offsets, overlap, reaches
+from deepmrf.ops.window import Reach, accumulator, offsets, overlap, reaches
 
 
 def gaussian_penalty_reference(
@@ -239,13 +239,19 @@ def gaussian_penalty(
 def gaussian_blur(q: Tensor, bandwidth: Tensor, window: Sequence[int], spacing: Sequence[float]) -> Tensor:
     """sum over z in N(j), z != j, of exp(-|j - z|^2 / 2 c^2) q[v, z]: dense CRF's smoothness kernel.
 
-    The image plays no part, so it separates into one short convolution per axis.
+    The image plays no part, so it separates into one short convolution per axis. The centre is left out from the start:
+    subtracted at the end, it would swallow a narrow kernel's sum.
     """
-    total = q
+    total = torch.zeros_like(q)
     for axis, ((before, after), step) in enumerate(zip(reaches(window), spacing, strict=True), start=2):
         place = torch.arange(-before, after + 1, device=q.device, dtype=q.dtype) * step
-        taps = torch.exp(-place.square() / (2 * bandwidth.to(q.dtype) ** 2)).view(1, 1, -1)
-        lines = total.movedim(axis, -1)
-        padded = functional.pad(lines.reshape(-1, 1, lines.shape[-1]), (before, after))
-        total = functional.conv1d(padded, taps).view(lines.shape).movedim(-1, axis)
-    return total - q
+        around = torch.exp(-place.square() / (2 * bandwidth.to(q.dtype) ** 2)) * (place != 0)
+        total = total + _filter_lines(total + q, around, axis, (before, after))
+    return total
+
+
+def _filter_lines(maps: Tensor, taps: Tensor, axis: int, reach: Reach) -> Tensor:
+    """Correlation of every line along one axis with `taps`."""
+    lines = maps.movedim(axis, -1)
+    padded = functional.pad(lines.reshape(-1, 1, lines.shape[-1]), reach)
+    return functional.conv1d(padded, taps.view(1, 1, -1)).view(lines.shape).movedim(-1, axis)

@@ -16,8 +16,7 @@ from deepmrf.ops.window import offsets, overlap, reaches
 
 
 @torch.library.custom_op("deepmrf::local_sum", mutates_args=())
-def local_sum(q: Tensor, filters: Tensor) -> Tensor:
-    """The window sum above; see the head of this module. Returns o (B, L, *S)."""
+def _operator(q: Tensor, filters: Tensor) -> Tensor:
     window, size = filters.shape[: q.dim() - 2], q.shape[2:]
     sides = reaches(window)
     total = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -29,7 +28,7 @@ def local_sum(q: Tensor, filters: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("deepmrf::local_sum_backward", mutates_args=())
-def _local_sum_backward(grad: Tensor, q: Tensor, filters: Tensor) -> tuple[Tensor, Tensor]:
+def _operator_backward(grad: Tensor, q: Tensor, filters: Tensor) -> tuple[Tensor, Tensor]:
     window, size = filters.shape[: q.dim() - 2], q.shape[2:]
     sides = reaches(window)
     grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -42,12 +41,12 @@ def _local_sum_backward(grad: Tensor, q: Tensor, filters: Tensor) -> tuple[Tenso
     return grad_q, grad_filters
 
 
-@local_sum.register_fake
+@_operator.register_fake
 def _(q, filters):  # type: ignore[no-untyped-def]
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-@_local_sum_backward.register_fake
+@_operator_backward.register_fake
 def _(grad, q, filters):  # type: ignore[no-untyped-def]
     return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(filters)
 
@@ -57,7 +56,13 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _gradients(ctx, grad):  # type: ignore[no-untyped-def]
-    return _local_sum_backward(grad, *ctx.saved_tensors)
+    return _operator_backward(grad, *ctx.saved_tensors)
 
 
-local_sum.register_autograd(_gradients, setup_context=_setup_context)
+_operator.register_autograd(_gradients, setup_context=_setup_context)
+
+
+def local_sum(q: Tensor, filters: Tensor) -> Tensor:
+    """The window sum above; see the head of this module. Returns o (B, L, *S)."""
+    result: Tensor = _operator(q, filters)
+    return result

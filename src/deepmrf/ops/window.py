@@ -27,6 +27,8 @@ def reaches(window: Sequence[int], mirrored: bool = False) -> list[Reach]:
 
 def sizes(value: int | Sequence[int], dims: int, name: str) -> tuple[int, ...]:
     """One size per axis from an int or a sequence, or an error that names the argument."""
+    if not isinstance(value, int | Sequence) or isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be a whole number of pixels, or one per axis: pass ints.")
     given = (value,) * dims if isinstance(value, int) else tuple(value)
     if len(given) != dims:
         raise ValueError(f"{name}={value!r} has {len(given)} sizes, but dims={dims}: pass one int or {dims} of them.")

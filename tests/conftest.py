@@ -1,0 +1,120 @@
+"""Devices, dtypes, one table of tolerances, and the paper's neighbourhoods and update equation as plain loops."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from deepmrf import ops
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+TOLERANCES = {
+    torch.float64: 1e-10,
+    torch.float32: 2e-5,
+    torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
+}
+"""The largest error allowed, relative to the largest value."""
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["cpu", *["cuda"] * torch.cuda.is_available()])
+def device(request):
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture
+def plain_torch():
+    """Run the plain PyTorch evaluations, whatever else is installed."""
+    with ops.use("torch"):
+        yield
+
+
+@pytest.fixture
+def double_default():
+    """Layers made and used in float64: parameters then hold their starting values to all digits."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def agree():
+    """agree(actual, expected): same shape, and the largest error small for the dtype (or under `tolerance`)."""
+
+    def check(actual, expected, tolerance=None):
+        expected = torch.as_tensor(expected)
+        assert actual.shape == expected.shape
+        tolerance = TOLERANCES[actual.dtype] if tolerance is None else tolerance
+        actual, expected = actual.detach().cpu().double(), expected.detach().cpu().double()
+        error, largest = (actual - expected).abs().max().item(), expected.abs().max().item()
+        assert error <= tolerance * max(largest, 1e-3), f"error {error:.3g} beside values up to {largest:.3g}"
+
+    return check
+
+
+def _pixels(size):
+    return list(itertools.product(*[range(n) for n in size]))
+
+
+def _neighbours(j, window, size):
+    return list(
+        itertools.product(
+            *[range(max(0, x - m // 2), min(n, x - m // 2 + m)) for x, m, n in zip(j, window, size, strict=True)]
+        )
+    )
+
+
+@pytest.fixture
+def pixels():
+    """pixels(size): every pixel of an image, as index tuples."""
+    return _pixels
+
+
+@pytest.fixture
+def neighbours():
+    """neighbours(j, window, size): N(j), the pixels of the window at j that lie inside the image."""
+    return _neighbours
+
+
+@pytest.fixture
+def newq():
+    """Eqn (newq), the paper's mean-field update, as loops over k, v, j and z for every pixel i and label u."""
+
+    def update(phi, q, d, mu, bias, window, context_size, gate=True, z_is_j=True):
+        """The next q (L, *S) from phi = -ln p and q, with d(j, z), mu(k, i, u, j, v), bias (L, K)."""
+        labels, *size = q.shape
+        contexts = bias.shape[1]
+        energy = phi.copy()
+        for i in _pixels(size):
+            for u in range(labels):
+                penalties = []
+                for k in range(contexts):
+                    penalty = bias[u, k]
+                    for v in range(labels):
+                        for j in _neighbours(i, context_size, size):
+                            for z in _neighbours(j, window, size):
+                                if z_is_j or z != j:
+                                    q_j = q[(v, *j)] if gate else 1.0
+                                    penalty += mu(k, i, u, j, v) * d(j, z) * q_j * q[(v, *z)]
+                    penalties.append(penalty)
+                energy[(u, *i)] += min(penalties)  # lambda_k: the component that costs least is active
+        unnormalised = np.exp(-energy)
+        return unnormalised / unnormalised.sum(0)
+
+    return update

@@ -1,0 +1,111 @@
+"""The package as a whole: which way imports point, what an import costs, and that everything public is described."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import deepmrf
+
+ROOT = Path(deepmrf.__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+RANKS = {"cli": 6, "app": 6, "bench": 5, "train": 5, "fit": 5, "refine": 5, "evaluate": 4, "predict": 3, "dpn": 3}
+RANKS |= {"unary": 2, "layers": 2, "ops": 1}
+"""Imports go from higher to lower numbers only."""
+ASIDE = {"data", "metrics", "figures", "flow", "checkpoint"}
+"""Modules that know nothing of those above."""
+
+
+def part(path):
+    """The first name after deepmrf: "ops" for deepmrf/ops/window.py."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_parts(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import; write deepmrf.x"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name.split(".")[1] for name in names if name.startswith("deepmrf."))
+
+
+def may_import(importer, imported):
+    if importer in ASIDE:
+        return imported not in RANKS
+    if importer in RANKS and imported in RANKS:
+        return importer == imported or RANKS[importer] > RANKS[imported]
+    return True
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parent != ROOT or p.name != "__init__.py"], ids=str)
+def test_imports_point_one_way(path):
+    wrong = [name for name in imported_parts(path) if not may_import(part(path), name)]
+    assert not wrong, f"{path.relative_to(ROOT)} must not import {wrong}"
+
+
+def test_the_order_of_imports_is_told_apart():
+    assert may_import("layers", "ops")
+    assert may_import("ops", "ops")
+    assert not may_import("ops", "layers")
+    assert not may_import("layers", "unary")
+    assert not may_import("figures", "ops")
+
+
+def python(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=120)
+
+
+def test_importing_is_quick():
+    report = python("-X", "importtime", "-c", "import torch, deepmrf").stderr
+    [microseconds] = re.findall(r"\|\s*(\d+) \| deepmrf\n", report)
+    assert int(microseconds) < 1_000_000
+
+
+def test_importing_brings_no_heavy_company():
+    heavy = python("-c", "import deepmrf, sys; print(*{'numba', 'triton', 'PIL', 'skimage'} & {*sys.modules})").stdout
+    assert not heavy.split()
+
+
+def test_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", deepmrf.__version__)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_modules_and_their_public_names_are_described(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{path} says nothing about itself"
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{path}: {node.name} says nothing about itself"
+
+
+@pytest.mark.parametrize("name", [*deepmrf.__all__, *(f"ops.{name}" for name in deepmrf.ops.__all__)])
+def test_help_describes_every_public_name(name):
+    """help() shows __doc__: an object must not show its class's instead."""
+    value = deepmrf
+    for step in name.split("."):
+        value = getattr(value, step)
+    assert inspect.getdoc(value)
+    if not inspect.isclass(value):
+        assert value.__doc__ != type(value).__doc__, f"help(deepmrf.{name}) describes {type(value).__name__}"
+
+
+def test_no_file_is_named_after_nothing():
+    nothing = {"utils", "util", "core", "common", "base", "helpers", "misc"}
+    assert not [path for path in ROOT.rglob("*") if path.stem in nothing]
+
+
+def test_the_docstrings_example_runs():
+    mrf = deepmrf.MeanField(labels=21)
+    assert mrf(torch.randn(1, 21, 8, 9).log_softmax(1), torch.rand(1, 3, 8, 9)).shape == (1, 21, 8, 9)
