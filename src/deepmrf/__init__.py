@@ -5,8 +5,8 @@
 
 The map of the package; imports point downwards only:
 
-layers    the paper's terms with their parameters: TriplePenalty (b12), LabelContexts (b13, b14), MeanField (b12 to b15),
-          and dense_crf, crf_rnn as settings of MeanField
+layers    the paper's terms with their parameters: TriplePenalty (b12), LabelContexts (b13, b14), MeanField (b12 to
+          b15), and dense_crf, crf_rnn as settings of MeanField
 ops       the maths as pure functions on tensors, its slow references and its fast evaluations
 figures   pictures: labels over images, panels side by side
 """

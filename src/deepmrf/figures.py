@@ -35,7 +35,8 @@ def overlay(image: Bytes, labels: NDArray[Any], colours: Bytes, opacity: float =
     edge[:, 1:] |= labels[:, 1:] != labels[:, :-1]
     edge[1:] |= labels[1:] != labels[:-1]
     painted[edge] = 255
-    return np.round(painted).astype(np.uint8)
+    picture: Bytes = np.round(painted).astype(np.uint8)
+    return picture
 
 
 def panels(pictures: Sequence[tuple[str, Bytes]], columns: int = 2, title_height: int = 34, gap: int = 10) -> Image:
@@ -53,4 +54,32 @@ def panels(pictures: Sequence[tuple[str, Bytes]], columns: int = 2, title_height
         left, top = gap + column * (width + gap), gap + row * (height + title_height + gap)
         draw.text((left + 2, top + 5), title, fill="black", font=font)
         sheet.paste(image.fromarray(picture), (left, top + title_height))
+    return sheet
+
+
+def curves(history: Sequence[dict[str, Any]]) -> Image:
+    """A run's loss (line) and validation mIoU (dots), one stage after the other, drawn from train's history."""
+    from PIL import Image as image
+    from PIL import ImageDraw, ImageFont
+
+    width, height, edge = 960, 400, 50
+    sheet = image.new("RGB", (width, height), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=13)
+    losses = [(n, entry["loss"]) for n, entry in enumerate(history) if "loss" in entry]
+    found = [(n, entry["miou"], entry["stage"]) for n, entry in enumerate(history) if "miou" in entry]
+    top = max((value for _, value in losses), default=1.0) or 1.0
+
+    def spot(number: int, value: float) -> tuple[float, float]:
+        across = edge + (width - 2 * edge) * number / max(len(history) - 1, 1)
+        return across, height - edge - (height - 2 * edge) * min(max(value, 0.0), 1.0)
+
+    draw.rectangle((edge, edge, width - edge, height - edge), outline="black")
+    draw.text((edge, 18), f"loss (blue, 0 to {top:.2f}) and validation mIoU (red, 0 to 100)", fill="black", font=font)
+    if len(losses) > 1:
+        draw.line([spot(n, value / top) for n, value in losses], fill=(40, 90, 200), width=2)
+    for n, value, stage in found:
+        x, y = spot(n, value)
+        draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=(200, 40, 40))
+        draw.text((x - 6, y - 22), f"{100 * value:.1f}", fill=(200, 40, 40), font=font, anchor="ra")
+        draw.text((x - 6, height - edge + 8), stage, fill="black", font=font, anchor="ra")
     return sheet

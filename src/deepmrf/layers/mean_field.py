@@ -9,6 +9,7 @@ q takes p's place in t, and p stays the unary term.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ class MeanField(nn.Module):
     window: of the triple penalty, pixels along each axis, one int or one per axis. kernel: "distance" (the paper's),
     "gaussian" (dense CRF's) or "learned" (a filter per position; give `size`). gate: the factor q[v, j].
     contexts: K patterns per label; 0 leaves b13 and b14 out, so that o14 = t. context_size: of the patterns.
+    context_rank, context_stride: cheaper, approximate patterns; see LabelContexts and `compress`.
     iterations: how often the step is repeated, with the same parameters.
     unary: "softmax" for log-probabilities or logits, which are normalised first; "sigmoid" for ln sigmoid(logits), one
     independent probability per label, as in the paper's Table 1.
@@ -45,6 +47,8 @@ class MeanField(nn.Module):
         window: int | Sequence[int] = 50,
         contexts: int = 5,
         context_size: int | Sequence[int] = 9,
+        context_rank: int | None = None,
+        context_stride: int = 1,
         iterations: int = 1,
         kernel: Kernel = "distance",
         gate: bool = True,
@@ -84,7 +88,9 @@ class MeanField(nn.Module):
         )
         self.label_contexts: LabelContexts | None = None
         if contexts:
-            self.label_contexts = LabelContexts(labels, contexts, context_size, dims=dims)
+            self.label_contexts = LabelContexts(
+                labels, contexts, context_size, dims=dims, rank=context_rank, stride=context_stride
+            )
             self.label_contexts.reset_parameters(QUIET / self.triple_penalty.largest)
         else:
             nn.init.zeros_(self.triple_penalty.scale)  # t goes straight to the sum, and must start at nothing
@@ -112,6 +118,15 @@ class MeanField(nn.Module):
             penalty = t if self.label_contexts is None else self.label_contexts(t)  # b13, b14
             log_q = (unary - penalty).log_softmax(1)  # b15
         return log_q
+
+    def compress(self, rank: int | None = None, stride: int = 1) -> MeanField:
+        """A copy with cheaper label contexts; `label_contexts.error` says how near its patterns are."""
+        if self.label_contexts is None:
+            raise ValueError("This mean field has no label contexts to compress: it was built with contexts=0.")
+        made = copy.deepcopy(self)
+        made.label_contexts = self.label_contexts.compress(rank, stride)
+        made.settings |= {"context_rank": rank, "context_stride": stride}
+        return made
 
     def extra_repr(self) -> str:
         return f"labels={self.labels}, dims={self.dims}, iterations={self.iterations}, unary={self.unary!r}"

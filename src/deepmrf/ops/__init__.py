@@ -4,15 +4,33 @@ distance    b12 with d(j, z), a squared distance: exact at a cost that does not 
 gaussian    b12 with s(j, z), a Gaussian similarity: evaluated inside the window
 local       b12 with a filter per position
 contexts    b13 and b14: label contexts and their minimum
+low_rank    the same for less: separable patterns, a coarser grid
 window      windows, box sums and moments
 backends    which implementation of an operator runs, and how to force one
 """
 
+from deepmrf.ops import (
+    contexts,
+    contexts_fft,
+    contexts_triton,
+    distance,
+    distance_numba,
+    distance_triton,
+    gaussian,
+    gaussian_numba,
+    gaussian_triton,
+)
 from deepmrf.ops.backends import use
 from deepmrf.ops.contexts import label_contexts
 from deepmrf.ops.distance import distance_penalty, distance_sums
 from deepmrf.ops.gaussian import gaussian_blur, gaussian_penalty
 from deepmrf.ops.local import local_sum
+from deepmrf.ops.low_rank import low_rank_contexts, separate, strided_contexts
+
+# Compiled kernels come before plain PyTorch; each answers for itself whether it suits the tensors at hand.
+distance.IMPLEMENTATIONS[:0] = [distance_triton.IMPLEMENTATION, distance_numba.IMPLEMENTATION]
+gaussian.IMPLEMENTATIONS[:0] = [gaussian_triton.IMPLEMENTATION, gaussian_numba.IMPLEMENTATION]
+contexts.IMPLEMENTATIONS[:0] = [contexts_triton.IMPLEMENTATION, contexts_fft.IMPLEMENTATION]
 
 __all__ = [
     "distance_penalty",
@@ -21,5 +39,8 @@ __all__ = [
     "gaussian_penalty",
     "label_contexts",
     "local_sum",
+    "low_rank_contexts",
+    "separate",
+    "strided_contexts",
     "use",
 ]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.ops.backends import Implementation, choose
-from deepmrf.ops.window import overlap, reaches
+from deepmrf.ops.window import Cut, reaches
 
 _CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
@@ -34,8 +34,9 @@ def label_contexts_reference(t: Tensor, weight: Tensor, bias: Tensor, contexts: 
             at = [jj - ii + before for jj, ii, (before, _) in zip(j, i, reaches(window), strict=True)]
             if all(0 <= a < n for a, n in zip(at, window, strict=True)):
                 paid = paid + t[(..., *j)] @ weight[(..., *at)].T
-        o13.append(paid.unflatten(1, (-1, contexts)))
-    return torch.stack(o13, -1).min(2).values.unflatten(-1, size)
+        o13.append(paid.reshape(len(t), -1, contexts))
+    smallest: Tensor = torch.stack(o13, -1).min(2).values
+    return smallest.view(t.shape)
 
 
 def window_convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -45,9 +46,8 @@ def window_convolution(x: Tensor, weight: Tensor) -> Tensor:
         (before, after), size = sides[0], x.shape[2]
         parts = [[] for _ in range(size)]  # type: list[list[Tensor]]
         for offset in range(-min(before, size - 1), min(after, size - 1) + 1):
-            (j,), (z,) = overlap((offset,), (size,))
-            for to, source in zip(range(size)[j], range(size)[z], strict=True):
-                parts[to].append(window_convolution(x[:, :, source], weight[:, :, offset + before]))
+            for to in range(max(0, -offset), size - max(0, offset)):
+                parts[to].append(window_convolution(x[:, :, to + offset], weight[:, :, offset + before]))
         return torch.stack([torch.stack(p).sum(0) for p in parts], dim=2)
     convolve = _CONV[x.dim() - 2]
     if all(before == after for before, after in sides):
@@ -58,7 +58,7 @@ def window_convolution(x: Tensor, weight: Tensor) -> Tensor:
 
 def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
     o13 = window_convolution(t, weight).add_(bias.view(-1, *[1] * (t.dim() - 2)))  # (B, L * K, *S)
-    smallest = o13.unflatten(1, (-1, contexts)).min(2)  # (B, L, *S)
+    smallest = o13.view(len(t), -1, contexts, *t.shape[2:]).min(2)  # (B, L, *S)
     return smallest.values, smallest.indices.to(torch.uint8)
 
 
@@ -75,8 +75,8 @@ def _backward(
     grad_padded, grad_weight, _ = torch.ops.aten.convolution_backward(
         spread, padded, weight, None, ones, zeros, ones, False, zeros, 1, [t_too, weight_too, False]
     )
-    cut = tuple(slice(before, before + n) for (before, _), n in zip(sides, t.shape[2:], strict=True))
-    grad_t = grad_padded[(..., *cut)].contiguous() if t_too else t.new_empty(0)
+    cut: Cut = (..., *[slice(before, before + n) for (before, _), n in zip(sides, t.shape[2:], strict=True)])
+    grad_t = grad_padded[cut].contiguous() if t_too else t.new_empty(0)
     return grad_t, grad_weight if weight_too else t.new_empty(0), spread.sum((0, *range(2, spread.dim())))
 
 
@@ -139,4 +139,4 @@ def label_contexts(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> Te
         result: Tensor = _operator(t, weight, bias, contexts)[0]
         return result
     o13 = window_convolution(t, weight) + bias.view(-1, *[1] * (t.dim() - 2))
-    return o13.unflatten(1, (-1, contexts)).min(2).values
+    return o13.view(len(t), -1, contexts, *t.shape[2:]).min(2).values

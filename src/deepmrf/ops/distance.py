@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.ops.backends import Implementation, choose, needs_gradient
-from deepmrf.ops.window import Reach, accumulator, box_sum, box_sum_and_spread, reaches
+from deepmrf.ops.window import Cut, Reach, accumulator, box_sum, box_sum_and_spread, reaches
 
 CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 """Temporaries a chunk of labels may take: memory then grows neither with the window nor with the labels."""
@@ -37,7 +37,7 @@ def distance_penalty_reference(
     q_padded, features_padded = functional.pad(q, border), functional.pad(features, border)
     total = torch.zeros_like(q)
     for place in itertools.product(*[range(m) for m in window]):
-        z = (..., *[slice(p, p + n) for p, n in zip(place, size, strict=True)])
+        z: Cut = (..., *[slice(p, p + n) for p, n in zip(place, size, strict=True)])
         d_colour = (features - features_padded[z]).square().sum(1, keepdim=True)  # (B, 1, *S)
         steps = [(p - before) * s for p, (before, _), s in zip(place, sides, spacing, strict=True)]
         total = total + (w_colour * d_colour + w_position * sum(s * s for s in steps)) * q_padded[z]

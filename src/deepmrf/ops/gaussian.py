@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from deepmrf.ops.backends import Implementation, choose, needs_gradient
 from deepmrf.ops.distance import unit_features
-from deepmrf.ops.window import Reach, accumulator, offsets, overlap, reaches
+from deepmrf.ops.window import Cut, Reach, accumulator, offsets, overlap, reaches
 
 
 def gaussian_penalty_reference(
@@ -44,7 +44,7 @@ def gaussian_penalty_reference(
     d_colour = (colours[:, :, None] - colours[:, None]).square().sum(-1)  # (B, P, P)
     a, b = bandwidths
     s = torch.exp(-d_colour / (2 * a**2) - d_position / (2 * b**2)) * near
-    total = torch.einsum("bjz,bvz->bvj", s, q.flatten(2)).unflatten(2, size)
+    total: Tensor = torch.einsum("bjz,bvz->bvj", s, q.flatten(2)).view(q.shape)
     return (q * total if gate else total) * weights[0] + weights[1]
 
 
@@ -61,9 +61,9 @@ class _Similarity:
         self.spacing = spacing
         self.features = unit_features(features, dtype)
 
-    def colour_step(self, j: tuple[slice, ...], z: tuple[slice, ...]) -> Tensor:
+    def colour_step(self, j: Cut, z: Cut) -> Tensor:
         """I_j - I_z, (B, F, *S)."""
-        return self.features[(..., *j)] - self.features[(..., *z)]
+        return self.features[j] - self.features[z]
 
     def squared(self, offset: Sequence[int]) -> float:
         """|j - z|^2."""
@@ -80,7 +80,7 @@ def _window_sum(q: Tensor, similarity: _Similarity, window: Sequence[int]) -> Te
     for offset in offsets(reaches(window), q.shape[2:], centre=False):
         j, z = overlap(offset, q.shape[2:])
         s = similarity(similarity.colour_step(j, z), similarity.squared(offset))
-        total[(..., *j)].addcmul_(s, q[(..., *z)])
+        total[j].addcmul_(s, q[z])
     return total
 
 
@@ -125,14 +125,14 @@ def _backward(
         j, z = overlap(offset, q.shape[2:])
         step, squared = similarity.colour_step(j, z), similarity.squared(offset)
         s = similarity(step, squared)
-        back[(..., *z)].addcmul_(s, pulled[(..., *j)])
-        pair = (pulled[(..., *j)] * x[(..., *z)]).sum(1, keepdim=True).mul_(s)  # (B, 1, *S)
+        back[z].addcmul_(s, pulled[j])
+        pair = (pulled[j] * x[z]).sum(1, keepdim=True).mul_(s)  # (B, 1, *S)
         whole = pair.sum()
         sums += torch.stack([whole, (pair * step.square().sum(1, keepdim=True)).sum(), whole * squared])
         if features_too:
             pull = pair * step * (-w / similarity.a**2)
-            grad_features[(..., *j)] += pull
-            grad_features[(..., *z)] -= pull
+            grad_features[j] += pull
+            grad_features[z] -= pull
     grad_q = back.mul_(w)
     if gate:
         grad_q.addcmul_(g, kept.to(dtype))

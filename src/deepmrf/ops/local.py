@@ -23,7 +23,7 @@ def _operator(q: Tensor, filters: Tensor) -> Tensor:
     for offset in offsets(sides, size, centre=True):
         j, z = overlap(offset, size)
         place = tuple(o + before for o, (before, _) in zip(offset, sides, strict=True))
-        total[(..., *j)].addcmul_(filters[place][j].to(q.dtype), q[(..., *z)])
+        total[j].addcmul_(filters[place][j].to(q.dtype), q[z])
     return total
 
 
@@ -36,8 +36,8 @@ def _operator_backward(grad: Tensor, q: Tensor, filters: Tensor) -> tuple[Tensor
     for offset in offsets(sides, size, centre=True):
         j, z = overlap(offset, size)
         place = tuple(o + before for o, (before, _) in zip(offset, sides, strict=True))
-        grad_q[(..., *z)].addcmul_(filters[place][j].to(q.dtype), grad[(..., *j)])
-        grad_filters[place][j] = (grad[(..., *j)] * q[(..., *z)]).sum((0, 1)).to(filters.dtype)
+        grad_q[z].addcmul_(filters[place][j].to(q.dtype), grad[j])
+        grad_filters[place][j] = (grad[j] * q[z]).sum((0, 1)).to(filters.dtype)
     return grad_q, grad_filters
 
 

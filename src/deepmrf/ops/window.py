@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from types import EllipsisType
 
 import torch
 from torch import Tensor
 
 Reach = tuple[int, int]
 """How far a window reaches along one axis: (pixels before the centre, pixels after it)."""
+Cut = tuple[EllipsisType | slice, ...]
+"""An index that cuts the spatial axes, which are the last ones: (..., slice, slice)."""
 
 
 def reaches(window: Sequence[int], mirrored: bool = False) -> list[Reach]:
@@ -107,8 +110,8 @@ def offsets(window: Sequence[Reach], size: Sequence[int], centre: bool) -> Itera
             yield tuple(reversed(offset))
 
 
-def overlap(offset: Sequence[int], size: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+def overlap(offset: Sequence[int], size: Sequence[int]) -> tuple[Cut, Cut]:
     """Two equally large cuts of the image: the pixels j, and the pixels z = j + offset, where both are inside."""
-    j = tuple(slice(max(0, -o), n - max(0, o)) for o, n in zip(offset, size, strict=True))
-    z = tuple(slice(max(0, o), n - max(0, -o)) for o, n in zip(offset, size, strict=True))
+    j: Cut = (..., *[slice(max(0, -o), n - max(0, o)) for o, n in zip(offset, size, strict=True)])
+    z: Cut = (..., *[slice(max(0, o), n - max(0, -o)) for o, n in zip(offset, size, strict=True)])
     return j, z

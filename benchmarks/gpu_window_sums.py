@@ -1,0 +1,258 @@
+"""Check and time the Triton window sums (distance, gaussian) on a GPU: python benchmarks/gpu_window_sums.py OUT.json
+
+Checks compare with plain torch in float64, every output buffer filled with NaN beforehand; times are medians by CUDA
+events, preparation included. Every step stands alone: an error is printed and the next one runs.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils.deterministic
+from torch import Tensor
+
+from deepmrf.ops import distance, distance_triton, gaussian, gaussian_triton
+
+BUDGET = 225.0
+"""Seconds after which no further variant starts."""
+BIG = (10, 21, 512, 512)
+START = time.perf_counter()
+report: dict[str, Any] = {"checks": [], "times": [], "errors": []}
+lines: list[str] = []
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+    lines.append(line)
+
+
+def save() -> None:
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps({**report, "lines": lines}, indent=1))
+
+
+def attempt(name: str, step: Callable[[], None]) -> None:
+    if time.perf_counter() - START > BUDGET:
+        say(f"SKIP  {name}: out of time")
+        return
+    try:
+        step()
+    except Exception as error:
+        torch.cuda.synchronize()
+        say(f"ERROR {name}: {type(error).__name__}: {str(error)[-600:]}")
+        report["errors"].append({"name": name, "error": traceback.format_exc()[-3000:]})
+    save()
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """torch.empty gives NaN inside."""
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def milliseconds(call: Callable[[], Any], repeats: int = 15) -> float:
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(repeats):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return statistics.median(times)
+
+
+def error(found: Tensor, wanted: Tensor) -> tuple[float, float]:
+    """Relative error by norms, and largest error over the largest magnitude of its plane."""
+    found, wanted = found.double(), wanted.double()
+    if not wanted.numel():
+        return 0.0, 0.0
+    if found.shape != wanted.shape or not torch.isfinite(found).all():
+        return float("nan"), float("nan")
+    if wanted.norm() == 0:
+        return found.norm().item(), found.abs().max().item()
+    by_norm = ((found - wanted).norm() / wanted.norm()).item()
+    if wanted.dim() < 3:
+        return by_norm, by_norm
+    planes = tuple(range(2, wanted.dim()))
+    largest = (found - wanted).abs().amax(planes) / wanted.abs().amax(planes).clamp_min(1e-30)
+    return by_norm, largest.max().item()
+
+
+class Case:
+    """An operator with inputs, and both of its implementations."""
+
+    def __init__(
+        self, kind: str, shape: tuple[int, ...], window: int, dtype: torch.dtype = torch.float32, gate: bool = True
+    ) -> None:
+        torch.manual_seed(len(shape) + shape[-1])
+        self.kind, self.shape, self.dtype, self.gate = kind, shape, dtype, gate
+        self.name = f"{kind} {'x'.join(map(str, shape))} window {window} {str(dtype)[6:]}{'' if gate else ' ungated'}"
+        dims = len(shape) - 2
+        q = torch.rand(shape, device="cuda").softmax(1).to(dtype)
+        features = torch.rand(shape[0], 3, *shape[2:], device="cuda") * 255
+        if kind == "distance":
+            self.inputs = [q, features, torch.tensor([1e-3, 0.5, 0.1], device="cuda")]
+            self.triton, self.torch = distance_triton.IMPLEMENTATION, distance.IMPLEMENTATIONS[-1]
+            if dtype == torch.float16:  # sums of 255^2 over a window do not fit
+                self.inputs[1] = features / 255
+                self.inputs[2] = torch.tensor([1.0, 1e-3, 0.1], device="cuda")
+        else:
+            weights, bandwidths = torch.tensor([0.5, 0.1], device="cuda"), torch.tensor([60.0, 20.0], device="cuda")
+            self.inputs = [q, features, weights, bandwidths]
+            self.triton, self.torch = gaussian_triton.IMPLEMENTATION, gaussian.IMPLEMENTATIONS[-1]
+        self.rest = ((window,) * dims, (1.0,) * dims, gate)
+        self.grad = (torch.randn(shape, device="cuda") + 0.5).to(dtype)  # not centred: sums of it are not small by luck
+
+    def forward(self, keep: bool) -> Any:
+        return self.triton.forward(*self.inputs, *self.rest, keep)
+
+    def backward(self, kept: Tensor, features_too: bool = False) -> Any:
+        return self.triton.backward(self.grad, kept, *self.inputs, *self.rest, features_too)
+
+    def check(self, limit: float, features_too: bool = False) -> None:
+        assert self.triton.suits(*self.inputs[:3], self.rest[0]), "suits answers False"
+        with poisoned():
+            out, kept = self.forward(True)
+            back = self.backward(kept, features_too)
+            again, back_again = self.forward(True), self.backward(kept, features_too)
+        wide = [t.double() for t in self.inputs]
+        want, want_kept = self.torch.forward(*wide, *self.rest, True)
+        want_back = self.torch.backward(self.grad.double(), kept.double(), *wide, *self.rest, features_too)
+        found = {"t": error(out, want), "kept": error(kept, want_kept)}
+        names = ["grad_q", "grad_features", "grad_weights", "grad_bandwidths"]
+        for name, one, wanted in zip(names, back, want_back, strict=False):
+            found[name] = error(one, wanted)
+        # Sums over all pixels cancel more than the planes do: judge those gradients ten times milder.
+        fine = all(e[1] < limit * (10 if name in names[2:] else 1) for name, e in found.items())
+        bitwise = torch.equal(out, again[0]) and all(
+            torch.equal(a, b) for a, b in zip(back, back_again, strict=True) if not torch.isnan(a).any()
+        )
+        shown = "  ".join(f"{k} {a:.0e}/{b:.0e}" for k, (a, b) in found.items() if k != "grad_features" or features_too)
+        say(f"{'ok  ' if fine else 'BAD '} {'repeats' if bitwise else 'DIFFERS'}  {self.name}:  {shown}")
+        report["checks"].append({"case": self.name, "errors": found, "fine": fine, "repeats": bitwise})
+
+    def time(self, label: str, features_too: bool = False, keep_too: bool = True) -> None:
+        forward = milliseconds(lambda: self.forward(False))
+        kept = self.forward(True)[1] if keep_too else self.inputs[0]
+        keeping = milliseconds(lambda: self.forward(True)) if keep_too else forward
+        backward = milliseconds(lambda: self.backward(kept, features_too))
+        ratio = (keeping + backward) / forward
+        say(
+            f"time  {self.name}  {label:44s} forward {forward:7.3f}  keeping {keeping:7.3f}  backward {backward:7.3f}"
+            f" ms  training/forward {ratio:.2f}"
+        )
+        report["times"].append(
+            {"case": self.name, "variant": label, "forward": forward, "keeping": keeping, "backward": backward}
+        )
+
+
+def with_constants(module: Any, constants: dict[str, Any], step: Callable[[], None]) -> None:
+    before = {name: getattr(module, name) for name in constants}
+    for name, value in constants.items():
+        setattr(module, name, value)
+    try:
+        step()
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def copy_bandwidth() -> None:
+    x = torch.rand(BIG, device="cuda")
+    y = torch.empty_like(x)
+    spent = milliseconds(lambda: y.copy_(x))
+    say(f"copy  {2 * x.numel() * 4 / spent / 1e9:.2f} TB/s ({spent:.3f} ms for q)")
+
+
+DISTANCE_VARIANTS: list[dict[str, Any]] = [
+    {"PROGRAMS_PER_PROCESSOR": 3},
+    {"PROGRAMS_PER_PROCESSOR": 12},
+    {"MAX_REGISTERS": 168},
+    {"MAX_REGISTERS": 128},
+    {"ELEMENTS": 512, "PER_THREAD": 4},
+    {"ELEMENTS": 512, "PER_THREAD": 4, "MAX_REGISTERS": 128, "PROGRAMS_PER_PROCESSOR": 10},
+    {"ELEMENTS": 512, "PER_THREAD": 8},
+    {"ELEMENTS": 2048, "PER_THREAD": 8},
+    {"ELEMENTS": 2048, "PER_THREAD": 16},
+]
+GAUSSIAN_VARIANTS: list[dict[str, Any]] = [
+    {"STAGES": 2, "KEYS_BACK": 64},
+    {"STAGES": 1},
+    {"STAGES": 4, "KEYS": 32},
+    {"WARPS": 8, "KEYS_BACK": 64},
+    {"QUERIES": 128, "WARPS": 8, "KEYS_BACK": 64},
+    {"QUERIES": 128, "KEYS": 32, "WARPS": 4, "STAGES": 2},
+    {"PRECISION": "tf32"},
+]
+HALVES = [torch.bfloat16, torch.float16]
+SMALL = [(1, 1, 1, 1), (2, 3, 63, 63), (1, 5, 40, 513), (1, 2, 513, 63), (2, 4, 513), (1, 70, 20, 36)]
+
+
+def main() -> None:
+    import triton
+
+    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    attempt("copy", copy_bandwidth)
+    attempt("distance", lambda: Case("distance", BIG, 50).time("default"))
+    attempt("distance check", lambda: Case("distance", BIG, 50).check(2e-5))
+    attempt("gaussian", lambda: Case("gaussian", BIG, 51).time("default"))
+    attempt("gaussian check", lambda: Case("gaussian", (1, *BIG[1:]), 51).check(3e-3, features_too=True))
+    attempt("gaussian features", lambda: Case("gaussian", BIG, 51).time("with features", features_too=True))
+    for shape in SMALL:
+        for window in (50, 5):
+            attempt(f"distance {shape}", lambda s=shape, w=window: Case("distance", s, w).check(2e-5))
+        attempt(f"gaussian {shape}", lambda s=shape: Case("gaussian", s, 51).check(3e-3, features_too=True))
+    attempt("distance ungated", lambda: Case("distance", (2, 3, 63, 63), 50, gate=False).check(2e-5))
+    attempt("gaussian ungated", lambda: Case("gaussian", (2, 3, 63, 63), 11, gate=False).check(3e-3, features_too=True))
+    for dtype in HALVES:
+        attempt("distance half", lambda d=dtype: Case("distance", (2, 3, 63, 512), 50, d).check(2e-2))
+        attempt("gaussian half", lambda d=dtype: Case("gaussian", (2, 3, 63, 63), 51, d).check(2e-2))
+    for dtype in HALVES:
+        attempt("distance half", lambda d=dtype: Case("distance", BIG, 50, d).time("default"))
+        attempt("gaussian half", lambda d=dtype: Case("gaussian", BIG, 51, d).time("default"))
+
+    big = Case("distance", BIG, 50)
+    for constants in DISTANCE_VARIANTS:
+        label = " ".join(f"{k.lower()}={v}" for k, v in constants.items())
+        attempt(
+            label,
+            lambda c=constants, n=label: with_constants(distance_triton, c, lambda: big.time(n, keep_too=False)),
+        )
+    big = Case("gaussian", BIG, 51)
+    for constants in GAUSSIAN_VARIANTS:
+        label = " ".join(f"{k.lower()}={v}" for k, v in constants.items())
+        attempt(
+            label,
+            lambda c=constants, n=label: with_constants(gaussian_triton, c, lambda: big.time(n, keep_too=False)),
+        )
+    attempt(
+        "gaussian ieee",
+        lambda: with_constants(
+            gaussian_triton, {"PRECISION": "ieee"}, lambda: Case("gaussian", (1, 3, 63, 63), 11).check(2e-5, True)
+        ),
+    )
+    say(f"{time.perf_counter() - START:.0f} s in all")
+    print("\n".join(["", "SUMMARY", *[x for x in lines if not x.startswith("ok")]]))
+    save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m deepmrf` is `deepmrf`."""
+
+from deepmrf.cli import app
+
+app(prog_name="deepmrf")

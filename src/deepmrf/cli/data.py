@@ -1,0 +1,67 @@
+"""`deepmrf data get` and `deepmrf data check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from deepmrf.cli.training import fail
+
+data_app = typer.Typer(
+    help="Download and validate data sets.", rich_markup_mode="rich", no_args_is_help=True, add_completion=False
+)
+
+GET_HELP = """Download a data set from its publisher: resumed where it stopped, checksum verified, unpacked.
+
+Names: camvid, camvid-original, voc, animals, sbd, coco, cityscapes (which needs a login: it says what to do).
+
+[bold]Example[/bold]: [cyan]deepmrf data get voc --to data[/cyan]
+"""
+
+CHECK_HELP = """Validate a data set: counts, missing pairs, sizes, label ids out of range, class frequencies.
+
+[bold]Examples[/bold]: [cyan]deepmrf data check camvid data/camvid --split val[/cyan],
+[cyan]deepmrf data check folder my-images[/cyan]
+"""
+
+
+@data_app.command(help=GET_HELP)
+def get(
+    name: Annotated[str, typer.Argument(help="Which data set.")],
+    to: Annotated[Path, typer.Option(help="Folder to put it into.")] = Path("data"),
+) -> None:
+    """Download a data set from its publisher."""
+    from deepmrf.data.download import get as download
+
+    try:
+        download(name, to)
+    except (ValueError, OSError) as error:
+        fail(error)
+    except KeyboardInterrupt:
+        fail("Interrupted: run the same command again to go on where it stopped.")
+
+
+@data_app.command(help=CHECK_HELP)
+def check(
+    name: Annotated[str, typer.Argument(help="camvid, voc, animals, cityscapes, coco or folder.")],
+    path: Annotated[str, typer.Argument(help="Where it lies.")],
+    split: Annotated[str, typer.Option(help="Which part of it.")] = "train",
+) -> None:
+    """Validate a data set."""
+    from deepmrf.data.check import check as inspect
+
+    with Progress(TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+        task = progress.add_task("", total=None)
+        try:
+            report = inspect(
+                f"{name}:{path}", split, lambda done, whole: progress.update(task, completed=done, total=whole)
+            )
+        except (ValueError, OSError) as error:
+            fail(error)
+    Console().print(report.table())
+    if not report.ok:
+        raise typer.Exit(1)

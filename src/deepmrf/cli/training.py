@@ -1,0 +1,180 @@
+"""`deepmrf train` and `deepmrf evaluate`."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+TRAIN_HELP = """Train a Deep Parsing Network by a recipe: the paper's four stages, one after the other.
+
+The run's folder holds the resolved recipe, a checkpoint that is always whole, metrics.json, curves.png, TensorBoard's
+events and the model. Stop it when you like; [bold]--resume[/bold] continues exactly where it was.
+
+[bold]Examples[/bold]
+
+[cyan]deepmrf train recipes/camvid-fast.toml --set data.train=camvid:data/camvid -o runs/fast[/cyan]
+
+[cyan]deepmrf train recipes/camvid-fast.toml -o runs/fast --resume[/cyan]
+
+[cyan]deepmrf train recipes/camvid-vgg16.toml --set seed=1 --set stage.joint.steps=500[/cyan]
+
+[cyan]accelerate launch -m deepmrf train recipes/camvid-strong.toml[/cyan]: on several GPUs or machines
+"""
+
+EVALUATE_HELP = """Measure a model on labelled images: mIoU, pixel accuracy, and the paper's TA, LA and BA.
+
+Several models are averaged. Prints a table; with --out writes scores.json and scores.csv.
+
+[bold]Examples[/bold]
+
+[cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --split val[/cyan]
+
+[cyan]deepmrf evaluate runs/a/model runs/b/model --data voc:VOC2012 --scales 0.75 --scales 1 --scales 1.25 --flip[/cyan]
+
+[cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --stages[/cyan]: the network alone, too
+"""
+
+
+def fail(error: BaseException | str) -> NoReturn:
+    """One sentence on standard error, and exit code 2."""
+    typer.echo(str(error), err=True)
+    raise typer.Exit(2) from None
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, a .toml file.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder. [runs/RECIPE]")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override the recipe; may be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
+) -> None:
+    """Train a Deep Parsing Network by a recipe."""
+    from deepmrf import recipe as recipes
+
+    overrides = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            fail(f"--set {setting} has no value: write --set key=value, such as --set seed=1.")
+        overrides[key.strip()] = value.strip()
+    folder = out or Path("runs") / recipe.stem
+    try:
+        loaded = recipes.load(recipe, overrides)
+        scores = _watched(loaded, folder, resume)
+    except KeyboardInterrupt:
+        fail(f"Interrupted: continue with --resume -o {folder}.")
+    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+        fail(error)
+    except OSError as error:
+        reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+        fail(f"Stopped, {reason}; the last good checkpoint is in {folder}, continue with --resume.")
+    table = Table(title=f"{recipe.stem}, {loaded.data.val_split}, seed {loaded.seed}", box=None, header_style="dim")
+    for heading in ("after stage", "mIoU", "pixels", "TA", "LA", "BA"):
+        table.add_column(heading, justify="left" if heading == "after stage" else "right")
+    for stage, found in scores.items():
+        table.add_row(stage, *[_percent(found[key]) for key in ("miou", "pixel_accuracy", "ta", "la", "ba")])
+    console = Console()
+    console.print(table)
+    console.print(f"The model is in {folder / 'model'}.", soft_wrap=True)
+
+
+def _watched(recipe: Any, folder: Path, resume: bool) -> dict[str, Any]:
+    from deepmrf.train import Watch
+    from deepmrf.train import train as run
+
+    numbers = TextColumn("{task.fields[numbers]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), numbers)
+    with Progress(*columns) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def moved(what: str, done: int, whole: int, values: dict[str, float]) -> None:
+            shown = "  ".join(f"{name} {value:.3g}" for name, value in values.items())
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=whole, numbers=shown)
+            progress.update(tasks[what], completed=done, total=whole, numbers=shown)
+
+        return run(recipe, folder, resume, Watch(progress.console.print, moved))
+
+
+def evaluate(
+    models: Annotated[list[Path], typer.Argument(help="Folders of trained models; several are averaged.")],
+    data: Annotated[str, typer.Option(help="The data, such as camvid:PATH, voc:PATH or folder:PATH.")],
+    split: Annotated[str, typer.Option(help="Which part of it.")] = "val",
+    scales: Annotated[list[float] | None, typer.Option(help="Resize the image by this; may be repeated. [1]")] = None,
+    flip: Annotated[bool, typer.Option("--flip", help="Also the mirror image, averaged.")] = False,
+    stages: Annotated[bool, typer.Option("--stages", help="Also the network alone (b11).")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. [cuda if there is one]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for scores.json and scores.csv.")] = None,
+) -> None:
+    """Measure a model on labelled images."""
+    import torch
+
+    from deepmrf.data import open_data
+    from deepmrf.dpn import load
+    from deepmrf.evaluate import evaluate as measure
+    from deepmrf.predict import averaged, mirrored, predictor, scaled
+
+    try:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        loaded = [load(folder).to(place) for folder in models]
+        images = open_data(data, split)
+        for folder, model in zip(models, loaded, strict=True):
+            if model.labels.names != images.labels.names:
+                fail(
+                    f"{folder} knows other labels ({len(model.labels)}) than {data} ({len(images.labels)}): match them."
+                )
+        found = {}
+        parts = {"network alone": lambda m: m.log_unary, "whole model": lambda m: m}
+        for name in parts if stages else ("whole model",):
+            predict = averaged([predictor(parts[name](model)) for model in loaded])
+            predict = scaled(predict, scales or [1.0])
+            predict = mirrored(predict) if flip else predict
+            with Progress(TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+                task = progress.add_task(name, total=len(images))
+                found[name] = measure(predict, images, place, _advance(progress, task))
+    except (ValueError, OSError, RuntimeError) as error:
+        fail(error)
+    console = Console()
+    for name, scores in found.items():
+        table = Table(title=f"{name}: {data}, {split}, {scores.images} images", box=None, header_style="dim")
+        for heading in ("class", "IoU", "accuracy", "TA", "LA", "BA"):
+            table.add_column(heading, justify="left" if heading == "class" else "right")
+        for row in scores.rows():
+            table.add_row(row[0], *[_percent(value) for value in row[1:]])
+        console.print(table)
+        console.print(f"mIoU {_percent(scores.miou)}, pixel accuracy {_percent(scores.pixel_accuracy)}")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        facts = {
+            "data": data,
+            "split": split,
+            "scales": scales or [1.0],
+            "flip": flip,
+            "models": [str(m) for m in models],
+        }
+        scores_json = {**facts, "scores": {name: scores.to_dict() for name, scores in found.items()}}
+        (out / "scores.json").write_text(json.dumps(scores_json, indent=1) + "\n")
+        with (out / "scores.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["part", "class", "iou", "accuracy", "ta", "la", "ba"])
+            for name, scores in found.items():
+                writer.writerows([[name, *row] for row in scores.rows()])
+        console.print(f"Wrote {out / 'scores.json'} and {out / 'scores.csv'}", soft_wrap=True)
+
+
+def _advance(progress: Progress, task: TaskID) -> Callable[[int, int], None]:
+    return lambda done, whole: progress.update(task, completed=done, total=whole)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{100 * value:.2f}"

@@ -1,0 +1,129 @@
+"""LabelSet: the names and colours of the labels 0 .. L-1, and the id that means void."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Colour = tuple[int, int, int]
+
+VOID_COLOUR: Colour = (224, 224, 192)
+"""How void pixels are painted: VOC's cream."""
+
+
+def distinct_colours(count: int) -> tuple[Colour, ...]:
+    """VOC's rule: deal the bits of each id out to red, green and blue, highest first."""
+    colours = []
+    for index in range(count):
+        channels = [0, 0, 0]
+        for bit in range(8):
+            for channel in range(3):
+                channels[channel] |= (index >> (3 * bit + channel) & 1) << (7 - bit)
+        colours.append((channels[0], channels[1], channels[2]))
+    return tuple(colours)
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """What the labels 0 .. L-1 are called and how they are painted."""
+
+    names: tuple[str, ...]
+    """One name per label, all different."""
+    colours: tuple[Colour, ...]
+    """One (red, green, blue) of 0 .. 255 per label."""
+    ignore: int = 255
+    """The id of pixels without a label."""
+
+    def __post_init__(self) -> None:
+        labels = len(self.names)
+        if not 1 <= labels <= 255:
+            raise ValueError(f"A label set has {labels} names; give between 1 and 255, since masks are 8-bit.")
+        for name in self.names:
+            if not isinstance(name, str) or not name.strip() or self.names.count(name) > 1:
+                raise ValueError(
+                    f"The label name {name!r} is empty, repeated or not text; give each label its own name."
+                )
+        if len(self.colours) != labels:
+            raise ValueError(
+                f"A label set has {labels} names but {len(self.colours)} colours; give one for each label."
+            )
+        for name, colour in zip(self.names, self.colours, strict=True):
+            if len(colour) != 3 or not all(isinstance(c, int) and 0 <= c <= 255 for c in colour):
+                raise ValueError(f"The colour of {name!r} is {colour!r}; give red, green and blue as ints of 0 to 255.")
+        if not isinstance(self.ignore, int) or not labels <= self.ignore <= 255:
+            raise ValueError(
+                f"The void id is {self.ignore!r}; give an int of {labels} to 255, outside the labels 0 to {labels - 1}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain lists, for JSON."""
+        return {"names": list(self.names), "colours": [list(c) for c in self.colours], "ignore": self.ignore}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LabelSet:
+        """The inverse of `to_dict`. Without "colours", colours are made up; without "ignore", void is 255."""
+        unknown = sorted(set(values) - {"names", "colours", "ignore"})
+        if unknown or "names" not in values:
+            wrong = f"has the unknown key {unknown[0]!r}" if unknown else "has no 'names'"
+            raise ValueError(f"The description of a label set {wrong}; it takes 'names', 'colours' and 'ignore'.")
+        names = values["names"]
+        if not isinstance(names, list | tuple):
+            raise ValueError(f"The 'names' of a label set are {names!r}; give a list with one name per label.")
+        colours = values.get("colours")
+        if colours is None:
+            colours = distinct_colours(len(names))
+        try:
+            triples = tuple(tuple(colour) for colour in colours)
+        except TypeError:
+            raise ValueError(
+                f"The 'colours' of a label set are {colours!r}; give [red, green, blue] per label."
+            ) from None
+        return cls(tuple(names), triples, values.get("ignore", 255))
+
+    def palette(self) -> NDArray[np.uint8]:
+        """Colours (256, 3) to index with any mask: the labels', and cream for all other ids."""
+        table = np.full((256, 3), VOID_COLOUR, dtype=np.uint8)
+        table[: len(self)] = self.colours
+        return table
+
+
+VOC = LabelSet(
+    names=(
+        *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+        *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+    ),
+    colours=distinct_colours(21),
+)
+
+_ANIMALS = ("background", "cat", "dog", "horse", "cow", "sheep", "person")
+ANIMALS = LabelSet(_ANIMALS, tuple(VOC.colours[VOC.names.index(name)] for name in _ANIMALS))
+
+CITYSCAPES = LabelSet(
+    names=(
+        *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
+        *("terrain", "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
+    ),
+    colours=(
+        *((128, 64, 128), (244, 35, 232), (70, 70, 70), (102, 102, 156), (190, 153, 153), (153, 153, 153)),
+        *((250, 170, 30), (220, 220, 0), (107, 142, 35), (152, 251, 152), (70, 130, 180), (220, 20, 60)),
+        *((255, 0, 0), (0, 0, 142), (0, 0, 70), (0, 60, 100), (0, 80, 100), (0, 0, 230), (119, 11, 32)),
+    ),
+)
+
+CAMVID = LabelSet(
+    names=(
+        *("sky", "building", "pole", "road", "pavement", "tree"),
+        *("sign", "fence", "car", "pedestrian", "bicyclist"),
+    ),
+    colours=(
+        *((128, 128, 128), (128, 0, 0), (192, 192, 128), (128, 64, 128), (0, 0, 192), (128, 128, 0)),
+        *((192, 128, 128), (64, 64, 128), (64, 0, 128), (64, 64, 0), (0, 128, 192)),
+    ),
+)

@@ -1,0 +1,96 @@
+"""PASCAL VOC 2012 segmentation, with SBD's extra training masks, and its animals alone.
+
+VOC2012/JPEGImages/NAME.jpg
+VOC2012/SegmentationClassAug/NAME.png    SBD and VOC together; where it is absent, SegmentationClass/NAME.png
+VOC2012/ImageSets/Segmentation/{train,trainaug,val}.txt
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deepmrf.data.dataset import Dataset, Item, lookup_table, need_folder, need_items
+from deepmrf.data.files import VOID, DataError, read_list
+from deepmrf.data.labels import ANIMALS, VOC
+
+
+def voc(root: str | os.PathLike[str], split: str) -> Dataset:
+    """One of VOC's lists, such as "train", "trainaug" or "val"; `root` is the VOC2012 folder or one above it."""
+    items = _items(_voc_folder(Path(root)), split)
+    return Dataset(items, VOC, lookup_table({label: label for label in range(len(VOC))}))
+
+
+def animals(root: str | os.PathLike[str], split: str) -> Dataset:
+    """The same images with cats, dogs, horses, cows, sheep and persons as labels, and all else as background."""
+    items = _items(_voc_folder(Path(root)), split)
+    ids = {label: ANIMALS.names.index(name) if name in ANIMALS.names else 0 for label, name in enumerate(VOC.names)}
+    return Dataset(items, ANIMALS, lookup_table(ids))
+
+
+def _voc_folder(root: Path) -> Path:
+    need_folder(root, "VOC2012's JPEGImages and ImageSets")
+    for folder in (root, root / "VOC2012", root / "VOCdevkit" / "VOC2012"):
+        if (folder / "JPEGImages").is_dir():
+            return folder
+    raise FileNotFoundError(f"{root} holds no JPEGImages; give the VOC2012 folder, VOCdevkit or the folder above it.")
+
+
+def _items(folder: Path, split: str) -> list[Item]:
+    lists = folder / "ImageSets" / "Segmentation"
+    path = lists / f"{split}.txt"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in lists.glob("*.txt"))) or "none"
+        hint = " (make it with deepmrf.data.add_sbd)" if split == "trainaug" else ""
+        raise FileNotFoundError(f"{path}{hint} does not exist; the lists there are: {known}.")
+    usual, extra = folder / "SegmentationClass", folder / "SegmentationClassAug"
+    if not usual.is_dir() and not extra.is_dir():
+        raise FileNotFoundError(f"{folder} has neither SegmentationClassAug nor SegmentationClass; add the masks.")
+    items = []
+    for name in read_list(path):
+        mask = extra / f"{name}.png"
+        if usual.is_dir() and not mask.is_file():
+            mask = usual / f"{name}.png"
+        items.append(Item(name, folder / "JPEGImages" / f"{name}.jpg", mask))
+    return need_items(items, folder, f"split {split!r}")
+
+
+def add_sbd(root: str | os.PathLike[str], sbd: str | os.PathLike[str]) -> Path:
+    """Write SegmentationClassAug and trainaug.txt from SBD's `dataset` folder (cls/*.mat, train.txt, val.txt).
+
+    trainaug is VOC's train and all of SBD less VOC's val: 10,582 images. VOC's own masks win where both have one.
+    """
+    try:
+        loadmat: Any = importlib.import_module("scipy.io").loadmat
+    except ImportError:
+        raise ImportError("Reading SBD's .mat files needs SciPy; install it with: pip install scipy") from None
+    from PIL import Image
+
+    folder, source = _voc_folder(Path(root)), need_folder(Path(sbd), "SBD's cls, train.txt and val.txt")
+    need_folder(source / "cls", "SBD's .mat files")
+    lists, target = folder / "ImageSets" / "Segmentation", folder / "SegmentationClassAug"
+    train, val = read_list(lists / "train.txt"), read_list(lists / "val.txt")
+    extra = set(read_list(source / "train.txt")) | set(read_list(source / "val.txt"))
+    target.mkdir(exist_ok=True)
+    palette = VOC.palette()
+    palette[VOID] = (224, 224, 192)
+    for name in sorted(extra.union(train, val)):
+        own = folder / "SegmentationClass" / f"{name}.png"
+        if own.is_file():
+            (target / own.name).write_bytes(own.read_bytes())
+            continue
+        path = source / "cls" / f"{name}.mat"
+        try:
+            ids = loadmat(str(path))["GTcls"]["Segmentation"][0, 0]
+        except (KeyError, ValueError, OSError) as why:
+            raise DataError(f"{path} is not a mask of SBD ({why}); unpack SBD again.", path, "unreadable") from why
+        picture = Image.fromarray(ids.astype(np.uint8), mode="L")
+        picture.putpalette(palette.tobytes())
+        picture.save(target / f"{name}.png")
+    path = lists / "trainaug.txt"
+    path.write_text("\n".join(sorted(extra.union(train) - set(val))) + "\n", encoding="utf-8")
+    return path

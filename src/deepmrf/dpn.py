@@ -1,0 +1,135 @@
+"""The Deep Parsing Network: a unary network (b1 to b11) and a mean-field step (b12 to b15) as one model.
+
+    log_q = dpn(image)          # (B, 3, H, W) in [0, 1] or uint8 -> (B, L, H, W), normalised log-probabilities
+
+It is saved as safetensors plus config.json: constructor arguments, labels and colours, metrics, recipe; all that one
+must know to use it, and nothing that runs code. A saved folder may live on a disk or on the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import ModelHubMixin, hf_hub_download
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from deepmrf import unary as unaries
+from deepmrf.data.labels import LabelSet
+from deepmrf.layers import MeanField
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FORMAT = 1
+"""Raised when a saved config can no longer be read by older versions."""
+
+
+@dataclass
+class Card:
+    """What is known of a trained model besides its weights."""
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """Scores by stage or data set, with split and seed."""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """The resolved recipe it was trained with."""
+
+
+class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=["image-segmentation"]):
+    """unary + mean field. `mean_field=None` is the unary network alone."""
+
+    def __init__(
+        self, unary: nn.Module, mean_field: MeanField | None, labels: LabelSet, card: Card | None = None
+    ) -> None:
+        super().__init__()
+        if mean_field is not None and mean_field.labels != len(labels):
+            raise ValueError(
+                f"The mean field has {mean_field.labels} labels, the label set {len(labels)}: build both with the same."
+            )
+        self.unary, self.mean_field, self.labels = unary, mean_field, labels
+        self.card = card if card is not None else Card()
+
+    @classmethod
+    def build(cls, network: str, labels: LabelSet, options: dict[str, Any], mrf: dict[str, Any] | None) -> Any:
+        """From names and settings: a network of deepmrf.unary with its options, and MeanField's settings."""
+        mean_field = None if mrf is None else MeanField(len(labels), **mrf)
+        return cls(unaries.build(network, len(labels), **options), mean_field, labels)
+
+    def forward(self, image: Tensor) -> Tensor:
+        log_p = self.log_unary(image)
+        if self.mean_field is None:
+            return log_p
+        log_q: Tensor = self.mean_field(log_p, image)
+        return log_q
+
+    def log_unary(self, image: Tensor) -> Tensor:
+        """b11 alone: log-probabilities (B, L, H, W)."""
+        logits: Tensor = self.unary(image).float()
+        if self.mean_field is not None and self.mean_field.unary == "sigmoid":
+            return nn.functional.logsigmoid(logits)
+        return logits.log_softmax(1)
+
+    def config(self) -> dict[str, Any]:
+        """All that rebuilds the model, as plain JSON."""
+        mrf = None if self.mean_field is None else self.mean_field.settings
+        return {
+            "format": FORMAT,
+            "unary": {"network": getattr(self.unary, "name", None), "options": getattr(self.unary, "config", {})},
+            "mean_field": mrf,
+            "labels": self.labels.to_dict(),
+            "metrics": self.card.metrics,
+            "recipe": self.card.recipe,
+        }
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        save(self, Path(save_directory))
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, unary: nn.Module | None = None, **download: Any) -> Any:
+        folder = Path(model_id)
+        if not folder.is_dir():
+            known = inspect.signature(hf_hub_download).parameters
+            wanted = {key: value for key, value in download.items() if key in known}
+            folder = Path(hf_hub_download(model_id, CONFIG, **wanted)).parent
+            hf_hub_download(model_id, WEIGHTS, **wanted)
+        return load(folder, unary)
+
+
+def save(model: DeepParsingNetwork, folder: Path, half: bool = False) -> None:
+    """Write weights and config; `half` stores weights as float16, at half the size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    if half:
+        tensors = {n: v.half() if v.dtype == torch.float32 and v.dim() > 1 else v for n, v in tensors.items()}
+    save_file(tensors, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(model.config(), indent=1) + "\n")
+
+
+def load(folder: Path, unary: nn.Module | None = None) -> DeepParsingNetwork:
+    """Read what `save` wrote. A model around a foreign network needs that network again, as `unary`."""
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no {name}: pass a folder written by save_pretrained or deepmrf train."
+            )
+    config = json.loads((folder / CONFIG).read_text())
+    if config.get("format", 0) > FORMAT:
+        raise ValueError(f"{folder / CONFIG} has format {config['format']}, newer than this deepmrf reads: upgrade it.")
+    labels = LabelSet.from_dict(config["labels"])
+    if unary is None:
+        if not config["unary"]["network"]:
+            raise ValueError(f"{folder} was saved around a network of your own: pass it again as unary=network.")
+        options = {k: v for k, v in config["unary"]["options"].items() if k != "labels"}
+        unary = unaries.build(config["unary"]["network"], len(labels), **options)
+    mrf = config["mean_field"]
+    mean_field = None if mrf is None else MeanField(**mrf)
+    model = DeepParsingNetwork(unary, mean_field, labels, Card(config["metrics"], config["recipe"]))
+    weights = {
+        name: value.float() if value.is_floating_point() else value
+        for name, value in load_file(folder / WEIGHTS).items()
+    }
+    model.load_state_dict(weights)
+    return model.eval()

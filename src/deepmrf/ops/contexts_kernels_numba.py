@@ -1,0 +1,612 @@
+"""Kernels of the label contexts in the frequency domain; imported on first use only, since it loads Numba.
+
+Everything here works on `lanes` tiles at once: a value is one vector register that holds the same place of 16 float32
+(8 float64) different tiles, so that the transforms, written once for scalars, run at full width without a shuffle.
+The transforms and the complex product are emitted as straight LLVM vector code: loops over lanes in Numba would leave
+it to the compiler to find the vectors, and it does not find these.
+
+A static size (the side of a tile, the rows of a block) is a tuple of that length: Numba then compiles per size, and
+its cache, unlike that of closures over intrinsics, works.
+
+Spectrum of a real P x P tile, P even: columns 0 and P/2 of the transformed rows are real, so P/2 + 1 frequencies each
+say all; the other P/2 - 1 columns have P. Together P^2/2 + 2 complex numbers, column after column.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+Value = Any  # an LLVM value: a vector of lanes
+Pair = tuple[Value, Value]  # (real, imaginary)
+_INT = ir.IntType(64)
+_FLAGS = ("contract",)  # a * b + c in one instruction; nothing else is reordered
+
+
+class _Vectors:
+    """Arithmetic on vectors of lanes: what the transforms below are written in."""
+
+    def __init__(self, builder: Any, dtype: Any) -> None:
+        self.builder = builder
+        self.scalar = ir.FloatType() if dtype.bitwidth == 32 else ir.DoubleType()
+        self.bytes = dtype.bitwidth // 8
+        self.lanes = 64 // self.bytes
+        self.type = ir.VectorType(self.scalar, self.lanes)
+
+    def constant(self, value: float) -> Value:
+        return ir.Constant(self.type, [value] * self.lanes)
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.builder.fadd(a, b, flags=_FLAGS)
+
+    def sub(self, a: Value, b: Value) -> Value:
+        return self.builder.fsub(a, b, flags=_FLAGS)
+
+    def mul(self, a: Value, b: Value) -> Value:
+        return self.builder.fmul(a, b, flags=_FLAGS)
+
+    def scale(self, a: Value, factor: float) -> Value:
+        return self.mul(a, self.constant(factor))
+
+    def negative(self, a: Value) -> Value:
+        return self.builder.fneg(a)
+
+    def load(self, pointer: Value) -> Value:
+        return self.builder.load(self.builder.bitcast(pointer, self.type.as_pointer()), align=self.bytes)
+
+    def store(self, value: Value, pointer: Value) -> None:
+        self.builder.store(value, self.builder.bitcast(pointer, self.type.as_pointer()), align=self.bytes)
+
+    def broadcast(self, pointer: Value) -> Value:
+        one = self.builder.insert_element(
+            ir.Constant(self.type, ir.Undefined), self.builder.load(pointer), ir.Constant(ir.IntType(32), 0)
+        )
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
+        return self.builder.shuffle_vector(one, ir.Constant(self.type, ir.Undefined), zeros)
+
+    def plus(self, a: Pair, b: Pair) -> Pair:
+        return self.add(a[0], b[0]), self.add(a[1], b[1])
+
+    def minus(self, a: Pair, b: Pair) -> Pair:
+        return self.sub(a[0], b[0]), self.sub(a[1], b[1])
+
+    def turn(self, a: Pair, k: int, n: int) -> Pair:
+        """a times exp(-2 pi i k / n)."""
+        k %= n
+        re, im = a
+        if k == 0:
+            return a
+        if 2 * k == n:
+            return self.negative(re), self.negative(im)
+        if 4 * k == n:
+            return im, self.negative(re)
+        if 4 * k == 3 * n:
+            return self.negative(im), re
+        c, s = math.cos(2 * math.pi * k / n), -math.sin(2 * math.pi * k / n)
+        return self.sub(self.scale(re, c), self.scale(im, s)), self.add(self.scale(re, s), self.scale(im, c))
+
+
+def _fourier(v: _Vectors, x: list[Pair]) -> list[Pair]:
+    """X[k] = sum of x[i] exp(-2 pi i k i / n): split radix, then radix 2, then the definition for an odd rest."""
+    n = len(x)
+    if n == 1:
+        return x
+    if n == 2:
+        return [v.plus(x[0], x[1]), v.minus(x[0], x[1])]
+    if n % 2:
+        return _odd(v, x)
+    even = _fourier(v, x[0::2])
+    if n % 4:
+        odd = [v.turn(o, k, n) for k, o in enumerate(_fourier(v, x[1::2]))]
+        return [v.plus(e, o) for e, o in zip(even, odd, strict=True)] + [
+            v.minus(e, o) for e, o in zip(even, odd, strict=True)
+        ]
+    result: list[Any] = [None] * n
+    quarter = n // 4
+    for k, (a, b) in enumerate(zip(_fourier(v, x[1::4]), _fourier(v, x[3::4]), strict=True)):
+        a, b = v.turn(a, k, n), v.turn(b, 3 * k, n)
+        total, (re, im) = v.plus(a, b), v.minus(a, b)
+        result[k], result[k + 2 * quarter] = v.plus(even[k], total), v.minus(even[k], total)
+        er, ei = even[k + quarter]
+        result[k + quarter] = v.add(er, im), v.sub(ei, re)
+        result[k + 3 * quarter] = v.sub(er, im), v.add(ei, re)
+    return result
+
+
+def _odd(v: _Vectors, x: list[Pair]) -> list[Pair]:
+    """The same by definition for an odd n (3 or 5), the two halves of each sum taken together."""
+    n = len(x)
+    sums = [v.plus(x[i], x[n - i]) for i in range(1, n // 2 + 1)]
+    differences = [v.minus(x[i], x[n - i]) for i in range(1, n // 2 + 1)]
+    result: list[Any] = [None] * n
+    result[0] = x[0]
+    for s in sums:
+        result[0] = v.plus(result[0], s)
+    for k in range(1, n // 2 + 1):
+        (er, ei), odd = x[0], None
+        for i, ((sr, si), (dr, di)) in enumerate(zip(sums, differences, strict=True), start=1):
+            c, s = math.cos(2 * math.pi * i * k / n), math.sin(2 * math.pi * i * k / n)
+            er, ei = v.add(er, v.scale(sr, c)), v.add(ei, v.scale(si, c))
+            term = v.scale(di, s), v.scale(dr, -s)
+            odd = term if odd is None else v.plus(odd, term)
+        assert odd is not None
+        result[k], result[n - k] = v.plus((er, ei), odd), v.minus((er, ei), odd)
+    return result
+
+
+def _real_fourier(v: _Vectors, x: list[Value]) -> list[Pair]:
+    """X[0 .. n/2] of a real x: the second half is the conjugate of the first and never computed."""
+    n = len(x)
+    zero = v.constant(0.0)
+    if n == 1:
+        return [(x[0], zero)]
+    if n % 2:
+        return _odd(v, [(value, zero) for value in x])[: n // 2 + 1]
+    even, odd = _real_fourier(v, x[0::2]), _real_fourier(v, x[1::2])
+    result: list[Any] = [None] * (n // 2 + 1)
+    for k in range(n // 4 + 1):
+        turned = v.turn(odd[k], k, n)
+        result[k] = v.plus(even[k], turned)
+        re, im = v.minus(even[k], turned)
+        result[n // 2 - k] = re, v.negative(im)
+    if n % 4 == 0:  # n/2 - k = k: both formulas hold, the first without rounding the sign of zero away
+        k = n // 4
+        result[k] = v.plus(even[k], v.turn(odd[k], k, n))
+    return result
+
+
+def _real_inverse(v: _Vectors, spectrum: list[Pair]) -> list[Value]:
+    """n x[i] from X[0 .. n/2], the transpose of the above."""
+    half = len(spectrum) - 1
+    n = 2 * half
+    if half == 1:
+        a, b = spectrum[0][0], spectrum[1][0]
+        return [v.add(a, b), v.sub(a, b)]
+    if half % 2:  # n = 2 (2 m + 1): the two odd halves by definition
+        even, odd = [], []
+        for k in range(half):
+            re, im = spectrum[k]
+            mre, mim = spectrum[half - k]
+            even.append((v.add(re, mre), v.sub(im, mim)))
+            odd.append(v.turn((v.sub(re, mre), v.add(im, mim)), -k, n))
+        first, second = [[p[1] for p in _fourier(v, [(im, re) for re, im in h])] for h in (even, odd)]
+        return [value for pair in zip(first, second, strict=True) for value in pair]
+    even, odd = [], []
+    for k in range(half // 2 + 1):
+        re, im = spectrum[k]
+        mre, mim = spectrum[half - k]
+        even.append((v.add(re, mre), v.sub(im, mim)))
+        odd.append(v.turn((v.sub(re, mre), v.add(im, mim)), -k, n))
+    first, second = _real_inverse(v, even), _real_inverse(v, odd)
+    return [value for pair in zip(first, second, strict=True) for value in pair]
+
+
+def _places(context: Any, builder: Any, array_type: Any, array: Value, start: Value, step: Value, count: int) -> Any:
+    """Pointers to array.flat[start + i * step] for i < count."""
+    data = context.make_array(array_type)(context, builder, value=array).data
+    return [builder.gep(data, [builder.add(start, builder.mul(step, ir.Constant(_INT, i)))]) for i in range(count)]
+
+
+@intrinsic
+def _transform(typing, size, source, re, im, step, target, to_re, to_im, to_step):  # type: ignore[no-untyped-def]
+    """Complex transform from source.flat[re + k step], [im + k step] to target alike; swapped re and im: the inverse."""
+    i = types.intp
+    signature = types.void(size, source, i, i, i, target, i, i, i)
+
+    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        n, v = size.count, _Vectors(builder, source.dtype)
+        _, a, re, im, step, b, to_re, to_im, to_step = args
+        real = [v.load(p) for p in _places(context, builder, source, a, re, step, n)]
+        imaginary = [v.load(p) for p in _places(context, builder, source, a, im, step, n)]
+        result = _fourier(v, list(zip(real, imaginary, strict=True)))
+        for start, part in ((to_re, 0), (to_im, 1)):
+            for value, p in zip(result, _places(context, builder, target, b, start, to_step, n), strict=True):
+                v.store(value[part], p)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _real_transform(typing, size, source, start, step, target, to_re, to_im, to_step):  # type: ignore[no-untyped-def]
+    """P real values to P/2 + 1 complex ones; see _transform."""
+    i = types.intp
+    signature = types.void(size, source, i, i, target, i, i, i)
+
+    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        n, v = size.count, _Vectors(builder, source.dtype)
+        _, a, start, step, b, to_re, to_im, to_step = args
+        result = _real_fourier(v, [v.load(p) for p in _places(context, builder, source, a, start, step, n)])
+        for first, part in ((to_re, 0), (to_im, 1)):
+            for value, p in zip(result, _places(context, builder, target, b, first, to_step, n // 2 + 1), strict=True):
+                v.store(value[part], p)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _inverse_real_transform(typing, size, source, re, im, step, target, start, to_step):  # type: ignore[no-untyped-def]
+    """P/2 + 1 complex values to P real ones, P times too large; see _transform."""
+    i = types.intp
+    signature = types.void(size, source, i, i, i, target, i, i)
+
+    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        n, v = size.count, _Vectors(builder, source.dtype)
+        _, a, re, im, step, b, start, to_step = args
+        real = [v.load(p) for p in _places(context, builder, source, a, re, step, n // 2 + 1)]
+        imaginary = [v.load(p) for p in _places(context, builder, source, a, im, step, n // 2 + 1)]
+        result = _real_inverse(v, list(zip(real, imaginary, strict=True)))
+        for value, p in zip(result, _places(context, builder, target, b, start, to_step, n), strict=True):
+            v.store(value, p)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _product(typing, rows, left, at, row_step, step, imaginary, right, of, of_step, target, to, to_step, inputs, add):  # type: ignore[no-untyped-def]
+    """target[u] = sum over v of conj(left[u, v]) right[v], complex, for a block of rows u and one vector of lanes.
+
+    left[at + u row_step + v step], its imaginary part `imaginary` further; right[of + v of_step] and target[to + u
+    to_step] are vectors, their imaginary parts half a step further. `add` adds to what the target holds. The sums stay in
+    registers all along, two for each row.
+    """
+    i = types.intp
+    signature = types.void(rows, left, i, i, i, i, right, i, i, target, i, i, i, types.boolean)
+
+    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        v = _Vectors(builder, left.dtype)
+        _, b, at, row_step, step, imaginary, a, of, of_step, c, to, to_step, inputs, add = args
+        apart, to_apart = (builder.udiv(x, ir.Constant(_INT, 2)) for x in (of_step, to_step))
+        sums = [[cgutils.alloca_once(builder, v.type) for _ in range(rows.count)] for _ in range(2)]
+        places = [
+            _places(context, builder, target, c, start, to_step, rows.count)
+            for start in (to, builder.add(to, to_apart))
+        ]
+        for place in sums[0] + sums[1]:
+            builder.store(v.constant(0.0), place)
+        with cgutils.for_range(builder, inputs) as loop:
+            start = builder.add(of, builder.mul(loop.index, of_step))
+            ar, ai = (v.load(p) for p in _places(context, builder, right, a, start, apart, 2))
+            start = builder.add(at, builder.mul(loop.index, step))
+            real = _places(context, builder, left, b, start, row_step, rows.count)
+            other = _places(context, builder, left, b, builder.add(start, imaginary), row_step, rows.count)
+            for re, im, p, q in zip(*sums, real, other, strict=True):
+                br, bi = v.broadcast(p), v.broadcast(q)
+                builder.store(v.add(v.add(builder.load(re), v.mul(br, ar)), v.mul(bi, ai)), re)
+                builder.store(v.sub(v.add(builder.load(im), v.mul(br, ai)), v.mul(bi, ar)), im)
+        for part in range(2):
+            with builder.if_then(add):
+                for total, place in zip(sums[part], places[part], strict=True):
+                    builder.store(v.add(builder.load(total), v.load(place)), total)
+            for total, place in zip(sums[part], places[part], strict=True):
+                v.store(builder.load(total), place)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _transpose(typing, source, start, step, target, to, to_step):  # type: ignore[no-untyped-def]
+    """A square of lanes x lanes values, rows `step` apart in source, turned into rows `to_step` apart in target."""
+    i = types.intp
+    signature = types.void(source, i, i, target, i, i)
+
+    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        v = _Vectors(builder, source.dtype)
+        a, start, step, b, to, to_step = args
+        n = v.lanes
+        rows = [v.load(p) for p in _places(context, builder, source, a, start, step, n)]
+        number = ir.VectorType(ir.IntType(32), n)
+        low = ir.Constant(number, [i // 2 + n * (i % 2) for i in range(n)])
+        high = ir.Constant(number, [n // 2 + i // 2 + n * (i % 2) for i in range(n)])
+        for _ in range(n.bit_length() - 1):  # interleaving row i with row i + n/2, log n times, transposes
+            pairs = [(rows[i], rows[i + n // 2]) for i in range(n // 2)]
+            rows = [builder.shuffle_vector(x, y, mask) for x, y in pairs for mask in (low, high)]
+        for value, place in zip(rows, _places(context, builder, target, b, to, to_step, n), strict=True):
+            v.store(value, place)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@njit(nogil=True, cache=True)
+def _spectrum(size, rows, cells, vector, work, target, to, imaginary, step):  # type: ignore[no-untyped-def]
+    """The spectra of the tiles in cells (P, P, lanes), of which only the first rows are not zero.
+
+    Frequency f goes to target[to + f step], its imaginary part `imaginary` further.
+    """
+    lanes = len(vector)
+    side = len(size)
+    half = side // 2
+    stride = (side + 3) * lanes  # of a row of work: odd, so that a column does not fall into two sets of the cache
+    for r in range(rows):
+        _real_transform(size, cells, r * side * lanes, lanes, work, r * stride, r * stride + lanes, 2 * lanes)
+    work[rows * stride :] = 0
+    for column in range(0, side + 1, side):
+        _real_transform(size, work, column * lanes, stride, target, to, to + imaginary, step)
+        to += (half + 1) * step
+    for column in range(1, half):
+        at = 2 * column * lanes
+        _transform(size, work, at, at + lanes, stride, target, to, to + imaginary, step)
+        to += side * step
+
+
+@njit(nogil=True, cache=True)
+def _columns(size, source, at, imaginary, step, vector, work, to):  # type: ignore[no-untyped-def]
+    """The reverse of _spectrum up to the rows, which _row finishes; P^2 times too large."""
+    lanes = len(vector)
+    side = len(size)
+    half = side // 2
+    stride = (side + 3) * lanes
+    for column in range(0, side + 1, side):
+        _inverse_real_transform(size, source, at, at + imaginary, step, work, to + column * lanes, stride)
+        at += (half + 1) * step
+    for column in range(1, half):
+        re = to + 2 * column * lanes
+        _transform(size, source, at + imaginary, at, step, work, re + lanes, re, stride)
+        at += side * step
+
+
+@njit(nogil=True, cache=True)
+def _row(size, work, at, vector, target, to):  # type: ignore[no-untyped-def]
+    """One row of the tiles from what _columns left."""
+    lanes = len(vector)
+    _inverse_real_transform(size, work, at, at + lanes, 2 * lanes, target, to, lanes)
+
+
+@njit(nogil=True, cache=True)
+def _gather(image, channel, grid, first, start, side, high, wide, vector, cells):  # type: ignore[no-untyped-def]
+    """Rows and columns start .. of tiles first .. into cells (side, side, lanes), zeros outside the image.
+
+    grid is (tiles down, tiles across, rows of a tile, columns of a tile); high x wide of the cells are filled.
+    """
+    lanes = len(vector)
+    down, across, m_y, m_x = grid
+    size_y, size_x = image.shape[2:]
+    for lane in range(lanes):
+        b, place = divmod(first + lane, down * across)
+        if b >= image.shape[0]:
+            b, place = 0, down * across * (size_y + 1)  # past the last tile: far below the image
+        y0, x0 = place // across * m_y + start[0], place % across * m_x + start[1]
+        low, top = min(max(-x0, 0), wide), max(min(size_x - x0, wide), 0)
+        for r in range(high):
+            at = r * side * lanes + lane
+            inside = 0 <= y0 + r < size_y and low < top
+            for c in range(0, low if inside else wide):
+                cells[at + c * lanes] = 0
+            if inside:
+                for c in range(low, top):
+                    cells[at + c * lanes] = image[b, channel, y0 + r, x0 + c]
+                for c in range(top, wide):
+                    cells[at + c * lanes] = 0
+
+
+@njit(nogil=True, cache=True)
+def filter_spectra(size, filters, vector, target, start, stop):  # type: ignore[no-untyped-def]
+    """filters (passes, Q, h, w) to target (passes, F, 2, Q), Q a multiple of lanes, for groups start .. stop - 1."""
+    lanes = len(vector)
+    side = len(size)
+    _, count, high, wide = filters.shape
+    groups = count // lanes
+    cells = np.zeros(side * side * lanes, filters.dtype)
+    work = np.empty(side * (side + 3) * lanes, filters.dtype)
+    flat = target.reshape(-1)
+    for number in range(start, stop):
+        one, group = number // groups, number % groups
+        for lane in range(lanes):
+            for r in range(high):
+                for c in range(wide):
+                    cells[(r * side + c) * lanes + lane] = filters[one, group * lanes + lane, r, c]
+        to = one * target.shape[1] * 2 * count + group * lanes
+        _spectrum(size, high, cells, vector, work, flat, to, count, 2 * count)
+
+
+@njit(nogil=True, cache=True)
+def _least(values, offset, k, best, chosen):  # type: ignore[no-untyped-def]
+    """Keep the smaller of best and values + offset, and which k it came from."""
+    which = best.dtype.type(k)
+    for i in range(best.size):
+        value = values[i] + offset
+        less = k == 0 or value < best[i]
+        best[i] = value if less else best[i]
+        chosen[i] = which if less else chosen[i]
+
+
+@njit(nogil=True, cache=True)
+def _scatter(values, grid, first, r, vector, channel, target):  # type: ignore[no-untyped-def]
+    """Row r of tiles first .. to where it belongs in the image."""
+    lanes = len(vector)
+    down, across, m_y, m_x = grid
+    size_y, size_x = target.shape[2:]
+    for lane in range(lanes):
+        b, place = divmod(first + lane, down * across)
+        y, x = place // across * m_y + r, place % across * m_x
+        if b < target.shape[0] and y < size_y:
+            for c in range(min(m_x, size_x - x)):
+                target[b, channel, y, x + c] = target.dtype.type(values[c * lanes + lane])
+
+
+@njit(nogil=True, cache=True)
+def forward_tiles(size, rows, image, filters, vector, block, bias, contexts, corner, grid, out, active, start, stop):  # type: ignore[no-untyped-def]
+    """o14 of the groups start .. stop - 1 of `lanes` tiles: transform, then product, inverse and minimum of some labels.
+
+    filters (passes, F, 2, Q): the spectra of `block` patterns at a time, for each of the L inputs, in the first L block
+    of Q places. The K L maps exist for the patterns of one pass and one group of tiles only.
+    """
+    lanes = len(vector)
+    side, (m_y, m_x) = len(size), grid[2:]
+    labels = image.shape[1]
+    passes, frequencies, _, count = filters.shape
+    stride = (side + 3) * lanes
+    cells = np.empty(side * side * lanes, image.dtype)
+    work = np.empty(contexts * side * stride, image.dtype)
+    spectrum = np.empty(frequencies * labels * 2 * lanes, image.dtype)
+    product = np.empty(frequencies * block * 2 * lanes, image.dtype)
+    row = np.empty(side * lanes, image.dtype)
+    best = np.empty(m_x * lanes, image.dtype)
+    chosen = np.empty(m_x * lanes, image.dtype)
+    left = filters.reshape(-1)
+    together = block // contexts
+    for first in range(start * lanes, stop * lanes, lanes):
+        for v in range(labels):
+            _gather(image, v, grid, first, corner, side, side, side, vector, cells)
+            _spectrum(size, side, cells, vector, work, spectrum, 2 * v * lanes, lanes, 2 * labels * lanes)
+        for one in range(passes):
+            for f in range(frequencies):
+                at, of = (one * frequencies + f) * 2 * count, 2 * f * labels * lanes
+                for u in range(0, block, len(rows)):
+                    to = 2 * (f * block + u) * lanes
+                    _product(
+                        rows,
+                        left,
+                        at + u,
+                        1,
+                        block,
+                        count,
+                        spectrum,
+                        of,
+                        2 * lanes,
+                        product,
+                        to,
+                        2 * lanes,
+                        labels,
+                        False,
+                    )
+            for label in range(one * together, min((one + 1) * together, labels)):
+                for k in range(contexts):
+                    at = 2 * ((label - one * together) * contexts + k) * lanes
+                    _columns(size, product, at, lanes, 2 * block * lanes, vector, work, k * side * stride)
+                for r in range(m_y):
+                    for k in range(contexts):
+                        _row(size, work, (k * side + r) * stride, vector, row, 0)
+                        _least(row, bias[label * contexts + k], k, best, chosen)
+                    _scatter(best, grid, first, r, vector, label, out)
+                    _scatter(chosen, grid, first, r, vector, label, active)
+
+
+@njit(nogil=True, cache=True)
+def backward_tiles(
+    size, rows, grad, active, image, filters, vector, block, contexts, corner, grid, out, weights, image_too, weights_too,
+    start, stop,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Gradients from the groups start .. stop - 1 of tiles; see forward_tiles.
+
+    Towards the image: the active patterns' gradients (K L maps) are correlated with the flipped filters, filters
+    (1, F, 2, Q) of `block` >= L outputs. Towards the filters: that spectrum times the image's own, tile by tile, summed
+    into weights (F, K L / lanes rounded up, block, 2, lanes).
+    """
+    lanes = len(vector)
+    side, (m_y, m_x) = len(size), grid[2:]
+    labels = image.shape[1]
+    _, frequencies, _, count = filters.shape
+    maps, padded = labels * contexts, weights.shape[1] * lanes
+    wide = -(-block // lanes) * lanes
+    stride = (side + 3) * lanes
+    cells = np.empty(side * side * lanes, image.dtype)
+    which = np.empty(side * side * lanes, image.dtype)
+    masked = np.empty(side * side * lanes, image.dtype)
+    inner = np.zeros(side * side * lanes, image.dtype)
+    work = np.empty(side * stride, image.dtype)
+    spectrum = np.zeros(frequencies * padded * 2 * lanes, image.dtype)
+    product = np.zeros(frequencies * wide * 2 * lanes, image.dtype)
+    turned = np.empty(lanes * 2 * padded, image.dtype)
+    narrow = np.empty(lanes * 2 * wide, image.dtype)
+    row = np.empty(side * lanes, image.dtype)
+    left, total = filters.reshape(-1), weights.reshape(-1)
+    for first in range(start * lanes, stop * lanes, lanes):
+        for u in range(labels):
+            _gather(grad, u, grid, first, corner, side, side, side, vector, cells)
+            _gather(active, u, grid, first, corner, side, side, side, vector, which)
+            for k in range(contexts):
+                number = cells.dtype.type(k)
+                for i in range(cells.size):
+                    masked[i] = cells[i] if which[i] == number else cells.dtype.type(0)
+                to = 2 * (u * contexts + k) * lanes
+                _spectrum(size, side, masked, vector, work, spectrum, to, lanes, 2 * padded * lanes)
+        if image_too:
+            for f in range(frequencies):
+                at, of = 2 * f * count, 2 * f * padded * lanes
+                for v in range(0, block, len(rows)):
+                    to = 2 * (f * block + v) * lanes
+                    _product(
+                        rows,
+                        left,
+                        at + v,
+                        1,
+                        block,
+                        count,
+                        spectrum,
+                        of,
+                        2 * lanes,
+                        product,
+                        to,
+                        2 * lanes,
+                        maps,
+                        False,
+                    )
+            for v in range(labels):
+                _columns(size, product, 2 * v * lanes, lanes, 2 * block * lanes, vector, work, 0)
+                for r in range(m_y):
+                    _row(size, work, r * stride, vector, row, 0)
+                    _scatter(row, grid, first, r, vector, v, out)
+        if weights_too:
+            for v in range(labels):
+                _gather(image, v, grid, first, (0, 0), side, m_y, m_x, vector, inner)
+                _spectrum(size, m_y, inner, vector, work, product, 2 * v * lanes, lanes, 2 * wide * lanes)
+            for f in range(frequencies):  # both spectra from (map, tile) to (tile, map): the sum is over tiles
+                for part in range(2):
+                    for v in range(0, wide, lanes):
+                        at = 2 * (f * wide + v) * lanes + part * lanes
+                        _transpose(product, at, 2 * lanes, narrow, part * wide + v, 2 * wide)
+                    for u in range(0, padded, lanes):
+                        at = 2 * (f * padded + u) * lanes + part * lanes
+                        _transpose(spectrum, at, 2 * lanes, turned, part * padded + u, 2 * padded)
+                for u in range(0, padded, lanes):
+                    for v in range(0, block, len(rows)):
+                        to = 2 * ((f * padded + u) * block + v * lanes)
+                        _product(
+                            rows, narrow, v, 1, 2 * wide, wide, turned, u, 2 * padded, total, to, 2 * lanes, lanes, True
+                        )
+
+
+@njit(nogil=True, cache=True)
+def filters_from_spectra(size, weights, vector, target, start, stop):  # type: ignore[no-untyped-def]
+    """weights (F, U, V, 2, lanes) back to filters: target (V, h, w, U lanes), for start .. stop - 1 of the U V."""
+    lanes = len(vector)
+    side = len(size)
+    blocks, rows = weights.shape[1:3]
+    stride = (side + 3) * lanes
+    work = np.empty(side * stride, weights.dtype)
+    row = np.empty(side * lanes, weights.dtype)
+    flat = weights.reshape(-1)
+    for number in range(start, stop):
+        group, v = number // rows, number % rows
+        _columns(size, flat, 2 * number * lanes, lanes, 2 * blocks * rows * lanes, vector, work, 0)
+        for r in range(target.shape[1]):
+            _row(size, work, r * stride, vector, row, 0)
+            for c in range(target.shape[2]):
+                for lane in range(lanes):
+                    target[v, r, c, group * lanes + lane] = row[c * lanes + lane]
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+def bias_sums(grad, active, target, start, stop):  # type: ignore[no-untyped-def]
+    """target[channel, k] = sum of grad where pattern k is active; grad (B L, pixels), for channels start .. stop - 1."""
+    part = 4096  # of a map: short enough to stay in the cache, and for sums in grad's own precision
+    for channel in range(start, stop):
+        for at in range(0, grad.shape[1], part):
+            values, which = grad[channel, at : at + part], active[channel, at : at + part]
+            for k in range(target.shape[1]):
+                number = np.uint8(k)
+                total = grad.dtype.type(0)
+                for i in range(values.size):
+                    total += values[i] if which[i] == number else grad.dtype.type(0)
+                target[channel, k] += total

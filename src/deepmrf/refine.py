@@ -1,0 +1,157 @@
+"""Applying an MRF to a folder of predictions: refined label maps and, on request, probabilities.
+
+    OUT/STEM.png    the label ids with their colours as a palette
+    OUT/STEM.npy    probabilities (L, H, W) of float16, with probabilities="npy"; or OUT/STEM.npz, compressed
+
+While one image is computed, the next ones are read. A file that cannot be used is reported and the rest goes on; what
+lies in OUT already is left as it is, so that a run that was stopped continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepmrf.data.files import read_image
+from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.fit import load_config, load_mrf
+from deepmrf.layers import MeanField, dense_crf
+from deepmrf.predictions import Folder, Trio, check_size, count_labels, match, read_with_kind
+
+PRESETS: dict[str, Callable[[int], MeanField]] = {"dense-crf": dense_crf}
+"""MRFs that need no training, by name."""
+AHEAD = 2
+"""Images that are read while one is computed."""
+
+Probabilities = Literal["", "npy", "npz"]
+
+
+@dataclass(frozen=True)
+class RefineReport:
+    """What became of each image."""
+
+    done: tuple[str, ...]
+    skipped: tuple[str, ...]
+    """Their results were there already."""
+    failed: tuple[tuple[str, str], ...]
+    """(stem, why), a sentence each."""
+    notes: tuple[str, ...]
+    """Images without predictions and predictions without images."""
+    kinds: tuple[str, ...]
+    """What the predictions were taken for."""
+
+
+def open_mrf(folder: Folder) -> tuple[MeanField, LabelSet]:
+    """The MRF that deepmrf fit wrote, and its labels."""
+    return load_mrf(folder), LabelSet.from_dict(load_config(folder)["labels"])
+
+
+def open_preset(name: str, predictions: Folder, images: Folder, labels: LabelSet | None) -> tuple[MeanField, LabelSet]:
+    """A preset for as many labels as are named, or as the predictions show."""
+    if name not in PRESETS:
+        raise ValueError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")
+    if labels is None:
+        count = count_labels(trio.source for trio in match(predictions, images)[0])
+        labels = LabelSet(tuple(f"label {label}" for label in range(count)), distinct_colours(count))
+    return PRESETS[name](len(labels)).eval(), labels
+
+
+def refine(
+    mrf: MeanField,
+    labels: LabelSet,
+    predictions: Folder,
+    images: Folder,
+    out: Folder,
+    *,
+    probabilities: Probabilities = "",
+    overwrite: bool = False,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> RefineReport:
+    """Refine every prediction that has an image, and write the results into `out`."""
+    if probabilities not in ("", "npy", "npz"):
+        raise ValueError(f"probabilities={probabilities!r} is unknown: choose 'npy', 'npz' or '' for none.")
+    if mrf.labels != len(labels):
+        raise ValueError(f"The MRF has {mrf.labels} labels, the label set {len(labels)}: give both the same.")
+    top = Path(out)
+    for given in (predictions, images):
+        if top.resolve() == Path(given).resolve():
+            raise ValueError(f"The results would be written among the inputs in {given}; choose another folder.")
+    trios, notes = match(predictions, images)
+    top.mkdir(parents=True, exist_ok=True)
+    todo = [trio for trio in trios if overwrite or not all(p.exists() for p in _targets(top, trio.stem, probabilities))]
+    skipped = sorted({trio.stem for trio in trios} - {trio.stem for trio in todo})
+    mrf, done, failed, kinds = mrf.to(device), [], [], set()
+    for trio, future in _ahead(todo, labels):
+        try:
+            log_p, image, kind = future.result()
+            with torch.inference_mode():
+                log_q = mrf(log_p[None].to(device), image[None].to(device))[0].cpu()
+            _write(log_q, labels, top, trio.stem, probabilities)
+            done.append(trio.stem)
+            kinds.add(kind)
+        except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as why:
+            failed.append((trio.stem, str(why) or type(why).__name__))
+        if progress is not None:
+            progress(len(done) + len(failed), len(todo))
+    return RefineReport(tuple(done), tuple(skipped), tuple(failed), tuple(notes), tuple(sorted(kinds)))
+
+
+_Read = tuple[Tensor, Tensor, str]
+
+
+def _ahead(trios: Sequence[Trio], labels: LabelSet) -> Iterator[tuple[Trio, Future[_Read]]]:
+    """Each image with its reading under way, a few ahead of its turn and no more, for the memory's sake."""
+    with ThreadPoolExecutor(AHEAD) as pool:
+        waiting: deque[tuple[Trio, Future[_Read]]] = deque()
+        for trio in trios:
+            waiting.append((trio, pool.submit(_read, trio, labels)))
+            if len(waiting) > AHEAD:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+
+
+def _read(trio: Trio, labels: LabelSet) -> _Read:
+    image = read_image(trio.image)
+    log_p, kind = read_with_kind(trio.source, len(labels), labels.names)
+    check_size(log_p, (image.shape[0], image.shape[1]), trio.source, trio.image)
+    return log_p, torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))), kind
+
+
+def _targets(top: Path, stem: str, probabilities: Probabilities) -> list[Path]:
+    return [top / f"{stem}.png", *([top / f"{stem}.{probabilities}"] if probabilities else [])]
+
+
+def _write(log_q: Tensor, labels: LabelSet, top: Path, stem: str, probabilities: Probabilities) -> None:
+    """Each file in one step, so that a run that is stopped leaves no half of one."""
+    from PIL import Image
+
+    picture = Image.fromarray(log_q.argmax(0).to(torch.uint8).numpy())
+    picture.putpalette(labels.palette().tobytes())
+    shares = log_q.exp().half().numpy()
+    for target in reversed(_targets(top, stem, probabilities)):  # the label map last: it says that all is there
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with beside.open("wb") as file:
+                if target.suffix == ".png":
+                    picture.save(file, format="PNG")
+                elif target.suffix == ".npy":
+                    np.save(file, shares, allow_pickle=False)
+                else:
+                    np.savez_compressed(file, probabilities=shares)
+            os.replace(beside, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise

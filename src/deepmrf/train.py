@@ -1,0 +1,438 @@
+"""Training: the paper's four stages as a list of Stage values and one loop.
+
+A run lives in a folder: recipe.json (resolved), state.safetensors (where it is), metrics.json (each stage's scores),
+model/ (the result), TensorBoard's events and curves.png. Started again with `resume`, it continues exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from deepmrf import checkpoint
+from deepmrf.data import open_data
+from deepmrf.data.dataset import Dataset
+from deepmrf.data.transforms import Augment
+from deepmrf.dpn import Card, DeepParsingNetwork, load, save
+from deepmrf.evaluate import evaluate
+from deepmrf.predict import predictor
+from deepmrf.recipe import Recipe, RecipeError, Stage, from_dict, to_dict
+from deepmrf.samples import CachedCrops, Crops, Images, Share
+
+STATE, METRICS, RESOLVED = "state.safetensors", "metrics.json", "recipe.json"
+
+
+@dataclass
+class Watch:
+    """What a run tells whoever watches: override what you like."""
+
+    said: Callable[[str], None] = lambda _: None
+    """A sentence worth reading."""
+    moved: Callable[[str, int, int, dict[str, float]], None] = lambda *_: None
+    """(what, done, in all, numbers): after every step."""
+
+
+class _Pass(nn.Module):
+    """The part of the model that a stage runs."""
+
+    def __init__(self, model: DeepParsingNetwork, stage: Stage) -> None:
+        super().__init__()
+        self.model = model
+        self.whole = any(part != "unary" for part in stage.learn)
+        self.cached = uses_cache(stage)
+        self.fixed = "unary" not in stage.learn
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        result: Tensor
+        if self.cached:
+            log_p, image = inputs
+            assert self.model.mean_field is not None  # `parts` checked it
+            result = self.model.mean_field(log_p, image)
+        elif not self.whole:
+            result = self.model.log_unary(inputs[0])
+        else:
+            assert self.model.mean_field is not None
+            with torch.no_grad() if self.fixed else nullcontext():
+                log_p = self.model.log_unary(inputs[0])
+            result = self.model.mean_field(log_p, inputs[0])
+        return result
+
+
+@dataclass
+class _Run:
+    """A run's parts."""
+
+    recipe: Recipe
+    folder: Path
+    model: DeepParsingNetwork
+    average: DeepParsingNetwork
+    """The moving average of the model, or the model itself."""
+    accelerator: Accelerator
+    train: Images
+    val: Dataset
+    watch: Watch
+    history: list[dict[str, Any]] = field(default_factory=list)
+    scores: dict[str, Any] = field(default_factory=dict)
+    best: float = 0.0
+
+
+def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
+    """Run a recipe in `folder`. Returns the scores of every stage on the validation split."""
+    watch = watch or Watch()
+    _check_folder(recipe, folder, resume)
+    accelerator = Accelerator(mixed_precision=recipe.precision)
+    set_seed(recipe.seed)
+    data = open_data(recipe.data.train, recipe.data.train_split)
+    val = open_data(recipe.data.val or recipe.data.train, recipe.data.val_split)
+    model = _build(recipe, data, watch).to(accelerator.device)
+    images = Images(data, lambda done, whole: watch.moved("reading images", done, whole, {}))
+    average = deepcopy(model) if recipe.ema else model
+    run = _Run(recipe, folder, model, average, accelerator, images, val, watch)
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_text(folder / RESOLVED, json.dumps(to_dict(recipe), indent=1) + "\n")
+    stage_at, step_at, tensors = _restore(run) if resume else (0, 0, {})
+    for index, stage in enumerate(plan(recipe)):
+        if index >= stage_at:
+            _run_stage(run, index, stage, step_at if index == stage_at else 0, tensors if index == stage_at else {})
+    if accelerator.is_main_process:
+        average.card = Card({"val": run.scores, "seed": recipe.seed}, to_dict(recipe))
+        save(average, folder / "model")
+        _curves(run)
+    accelerator.wait_for_everyone()
+    return run.scores
+
+
+def plan(recipe: Recipe) -> tuple[Stage, ...]:
+    """The stages that run: those of the recipe, or all of them as one."""
+    if recipe.strategy == "incremental":
+        return recipe.stage
+    parts = tuple(dict.fromkeys(part for stage in recipe.stage for part in stage.learn))
+    steps = sum(stage.steps for stage in recipe.stage)
+    return (replace(recipe.stage[0], name="all at once", learn=parts, steps=steps),)
+
+
+def uses_cache(stage: Stage) -> bool:
+    """Can the network's output be computed once?"""
+    return stage.cached and "unary" not in stage.learn
+
+
+def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
+    state = folder / STATE
+    if state.exists() and not resume:
+        raise RecipeError(f"{folder} holds a run already: continue it with --resume, or choose another folder.")
+    resolved = folder / RESOLVED
+    if resume and resolved.exists():
+        before = from_dict(json.loads(resolved.read_text()))
+        if before != recipe:
+            changed = [key for key, value in asdict(before).items() if asdict(recipe)[key] != value]
+            raise RecipeError(
+                f"{folder} was started with another recipe ({', '.join(changed)} differ): use a new folder."
+            )
+
+
+def _build(recipe: Recipe, data: Dataset, watch: Watch) -> DeepParsingNetwork:
+    learns_mrf = any(part != "unary" for stage in recipe.stage for part in stage.learn)
+    try:
+        mrf = dict(recipe.mean_field) if recipe.mean_field or learns_mrf else None
+        model: DeepParsingNetwork = DeepParsingNetwork.build(
+            recipe.unary.network, data.labels, dict(recipe.unary.options), mrf
+        )
+    except TypeError as error:  # an option the network or MeanField does not have
+        raise RecipeError(f"unary.options or mean_field: {error}.") from error
+    if recipe.unary.imagenet:
+        path = Path(recipe.unary.imagenet)
+        if not path.is_file():
+            raise RecipeError(f"unary.imagenet: there is no file {path}; set it, or leave it empty to start at random.")
+        watch.said(str(model.unary.load_imagenet(path)))  # type: ignore[operator]
+    if recipe.unary.start:
+        start = load(Path(recipe.unary.start))
+        fitting = {
+            name: value
+            for name, value in start.unary.state_dict().items()
+            if model.unary.state_dict().get(name, torch.empty(0)).shape == value.shape
+        }
+        missing = model.unary.load_state_dict(fitting, strict=False).missing_keys
+        watch.said(f"Network from {recipe.unary.start}; at random: {', '.join(missing) or 'nothing'}.")
+    return model
+
+
+def _prepare(model: DeepParsingNetwork, stage: Stage, seed: int) -> None:
+    """Open what the stage learns, fix the rest, and give an MRF part that learns for the first time its start."""
+    mrf = model.mean_field
+    parts = {"unary": model.unary}
+    if mrf is not None:
+        parts["triple_penalty"] = mrf.triple_penalty
+        if mrf.label_contexts is not None:
+            parts["label_contexts"] = mrf.label_contexts
+    for name in stage.learn:
+        if name not in parts:
+            raise RecipeError(f"stage.{stage.name}.learn has {name}, which the model lacks: see mean_field.contexts.")
+    for name, part in parts.items():
+        part.requires_grad_(name in stage.learn)
+    if mrf is None or mrf.label_contexts is None:
+        return
+    contexts = mrf.label_contexts
+    with torch.no_grad():
+        if "triple_penalty" in stage.learn and "label_contexts" not in stage.learn:
+            contexts.set_compatibility(torch.eye(contexts.labels))  # o14 = t: b12 alone
+            mrf.triple_penalty.scale.zero_()  # and at first nothing
+        elif "label_contexts" in stage.learn and bool((contexts.bias == 0).all()):
+            generator = torch.Generator().manual_seed(seed)  # tell the K patterns apart
+            noise = torch.randn(contexts.weight.shape, generator=generator) * 1e-2 / contexts.weight[0, 0].numel()
+            contexts.weight.add_(noise.to(contexts.weight))
+
+
+def _optimiser(model: DeepParsingNetwork, stage: Stage) -> torch.optim.Optimizer:
+    """Filters of the network decay; biases, norms and the MRF do not."""
+    learned = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    of_network = [(n, p) for n, p in learned if n.startswith("unary.")]
+    groups = [
+        {"params": [p for _, p in of_network if p.dim() > 1], "lr": stage.rate, "weight_decay": stage.weight_decay},
+        {"params": [p for _, p in of_network if p.dim() <= 1], "lr": stage.rate, "weight_decay": 0.0},
+        {
+            "params": [p for n, p in learned if not n.startswith("unary.")],
+            "lr": stage.mrf_rate,
+            "weight_decay": 0.0,
+        },
+    ]
+    groups = [group for group in groups if group["params"]]
+    if stage.optimiser == "sgd":
+        return torch.optim.SGD(groups, lr=stage.rate, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=stage.rate)
+
+
+def _rate(stage: Stage, step: int) -> float:
+    """Share of the full rate at a step: up over the warm-up, then down to zero."""
+    if step < stage.warmup:
+        return (step + 1) / stage.warmup
+    left = (stage.steps - step) / max(stage.steps - stage.warmup, 1)
+    return float(left**stage.power)
+
+
+def _batches(run: _Run, index: int, stage: Stage, first: int) -> Iterator[list[Tensor]]:
+    recipe, accelerator = run.recipe, run.accelerator
+    seed = (recipe.seed, index)
+    samples: Crops | CachedCrops
+    if uses_cache(stage):
+        samples = CachedCrops(run.train, seed, _cache(run), recipe.augment.crop, recipe.augment.flip)
+    else:
+        samples = Crops(run.train, seed, _augment(recipe))
+    share = Share(stage.batch, range(first, stage.steps), accelerator.process_index, accelerator.num_processes)
+    loader = DataLoader(
+        samples,
+        batch_sampler=share,
+        num_workers=recipe.data.workers,
+        pin_memory=accelerator.device.type == "cuda",
+        generator=torch.Generator(),  # of its own: the global one must not depend on how often a run was resumed
+        prefetch_factor=4 if recipe.data.workers else None,
+    )
+    for batch in loader:
+        yield [part.to(accelerator.device, non_blocking=True) for part in batch]
+
+
+def _augment(recipe: Recipe) -> Augment:
+    a = recipe.augment
+    shift = a.colour
+    return Augment(a.crop, a.scale, a.flip, brightness=shift, contrast=shift, saturation=shift, hue=shift / 10)
+
+
+def _cache(run: _Run) -> list[Tensor]:
+    """The network's log-probabilities of every training image, in half precision."""
+    run.model.eval()
+    cached = []
+    with torch.no_grad(), run.accelerator.autocast():
+        for index in range(len(run.train)):
+            image = torch.from_numpy(run.train[index][0]).permute(2, 0, 1)[None].to(run.accelerator.device)
+            cached.append(run.model.log_unary(image)[0].half().cpu())
+            run.watch.moved("network's output", index + 1, len(run.train), {})
+    return cached
+
+
+def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[str, Tensor]) -> None:
+    recipe, accelerator, model = run.recipe, run.accelerator, run.model
+    _prepare(model, stage, recipe.seed)
+    if tensors:
+        _load_models(run, tensors)
+    weights = _class_weights(run, stage)
+    on_gpu = accelerator.device.type == "cuda"
+    optimiser = _optimiser(model, stage)
+    wrapped, prepared = accelerator.prepare(_Pass(model, stage), optimiser)
+    if tensors:
+        state = {n.removeprefix("optimiser."): t for n, t in tensors.items() if n.startswith("optimiser.")}
+        checkpoint.restore_optimiser(optimiser, model, state)
+        torch.set_rng_state(tensors["random"].cpu())
+    if on_gpu:
+        model.unary.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    started, batches = time.time(), _batches(run, index, stage, first)
+    for step in range(first, stage.steps):
+        *inputs, target = next(batches)
+        model.train()
+        if "unary" not in stage.learn:
+            model.unary.eval()  # a fixed network keeps its batch statistics and drops nothing
+        for group, full in zip(optimiser.param_groups, _full_rates(stage, optimiser), strict=True):
+            group["lr"] = full * _rate(stage, step)
+        with accelerator.autocast():
+            log_q = wrapped(*inputs)
+        loss = _loss(log_q, target, weights, run)
+        prepared.zero_grad()
+        accelerator.backward(loss)
+        if recipe.clip:
+            accelerator.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], recipe.clip)
+        prepared.step()
+        if recipe.ema:
+            _follow(run.average, model, min(recipe.ema, (1 + step) / (10 + step)))
+        _report(run, stage, step, loss, started, first)
+        done = step + 1
+        if recipe.evaluate_every and done % recipe.evaluate_every == 0 and done < stage.steps:
+            _evaluate(run, f"{stage.name}, step {done}")
+        if done % recipe.save_every == 0 and done < stage.steps:
+            _save_state(run, index, done, optimiser)
+    if recipe.ema:
+        model.load_state_dict(run.average.state_dict())
+    run.scores[stage.name] = _evaluate(run, stage.name)
+    accelerator.free_memory()
+    _save_state(run, index + 1, 0, None)
+
+
+def _full_rates(stage: Stage, optimiser: torch.optim.Optimizer) -> list[float]:
+    for group in optimiser.param_groups:
+        group.setdefault("full", group["lr"])
+    return [group["full"] for group in optimiser.param_groups]
+
+
+def _class_weights(run: _Run, stage: Stage) -> Tensor | None:
+    if not stage.class_balance:
+        return None
+    labels = run.train.data.labels
+    counts = torch.zeros(256)
+    for index in range(min(len(run.train), 2000)):
+        counts += torch.bincount(torch.from_numpy(run.train[index][1]).flatten().long(), minlength=256)
+    share = (counts[: len(labels)] / counts[: len(labels)].sum()).clamp_min(1e-5)
+    weights = share**-stage.class_balance
+    return (weights / weights.mean()).to(run.accelerator.device)
+
+
+def _loss(log_q: Tensor, target: Tensor, weights: Tensor | None, run: _Run) -> Tensor:
+    """Pixelwise cross-entropy over the labelled pixels of all processes together."""
+    ignore = run.train.data.labels.ignore
+    total = functional.nll_loss(log_q.float(), target, weights, ignore_index=ignore, reduction="sum")
+    labelled = target != ignore
+    if weights is None:
+        count = labelled.sum().float()
+    else:
+        count = (weights[target.clamp(max=len(weights) - 1)] * labelled).sum()
+    if run.accelerator.num_processes > 1:
+        count = run.accelerator.reduce(count, "mean")  # gradients are averaged over processes, so counts are too
+    return total / count.clamp_min(1.0)
+
+
+@torch.no_grad()
+def _follow(average: nn.Module, model: nn.Module, decay: float) -> None:
+    """Move the average a little towards the model; what is not learned is copied."""
+    target = model.state_dict()
+    learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, value in average.state_dict().items():
+        if name in learned:
+            value.lerp_(target[name], 1 - decay)
+        else:
+            value.copy_(target[name])
+
+
+def _report(run: _Run, stage: Stage, step: int, loss: Tensor, started: float, first: int) -> None:
+    last = step + 1 == stage.steps
+    if step % 10 and not last:
+        return
+    value = float(loss.detach())
+    if value != value:
+        raise FloatingPointError(f"The loss of stage {stage.name} is NaN at step {step}: lower its rate.")
+    run.history.append({"stage": stage.name, "step": step, "loss": value})
+    rate = (step + 1 - first) / max(time.time() - started, 1e-9)
+    run.watch.moved(stage.name, step + 1, stage.steps, {"loss": value, "mIoU": run.best, "steps/s": rate})
+
+
+def _evaluate(run: _Run, name: str) -> dict[str, Any]:
+    model, accelerator = run.average, run.accelerator
+    model.eval()
+    guard: AbstractContextManager[Any] = accelerator.autocast()
+    with guard:
+        scores = evaluate(
+            predictor(model),
+            run.val,
+            accelerator.device,
+            lambda done, whole: run.watch.moved(f"evaluating {name}", done, whole, {}),
+            (accelerator.process_index, accelerator.num_processes),
+        )
+    found = scores.to_dict()
+    run.best = max(run.best, scores.miou)
+    run.history.append({"stage": name, "miou": scores.miou})
+    run.watch.said(f"{name}: mIoU {100 * scores.miou:.2f} on {run.recipe.data.val_split} ({len(run.val)} images).")
+    if accelerator.is_main_process:
+        known = {**run.scores, name: found}
+        checkpoint.write_text(
+            run.folder / METRICS, json.dumps({"seed": run.recipe.seed, "val": known}, indent=1) + "\n"
+        )
+    return found
+
+
+def _save_state(run: _Run, stage: int, step: int, optimiser: torch.optim.Optimizer | None) -> None:
+    if not run.accelerator.is_main_process:
+        return
+    tensors = {f"model.{n}": t for n, t in run.model.state_dict().items()}
+    if run.recipe.ema:
+        tensors |= {f"average.{n}": t for n, t in run.average.state_dict().items()}
+    if optimiser is not None:
+        state = checkpoint.optimiser_tensors(optimiser, run.model)
+        tensors |= {f"optimiser.{n}": t for n, t in state.items()}
+    tensors["random"] = torch.get_rng_state()
+    facts = {"stage": stage, "step": step, "history": run.history, "scores": run.scores, "best": run.best}
+    checkpoint.write(run.folder / STATE, tensors, facts)
+
+
+def _restore(run: _Run) -> tuple[int, int, dict[str, Tensor]]:
+    path = run.folder / STATE
+    if not path.exists():
+        return 0, 0, {}
+    tensors, facts = checkpoint.read(path)
+    run.history, run.scores, run.best = facts["history"], facts["scores"], facts["best"]
+    _load_models(run, tensors)
+    torch.set_rng_state(tensors["random"])
+    run.watch.said(f"Continuing at stage {facts['stage'] + 1}, step {facts['step']}.")
+    return facts["stage"], facts["step"], tensors if facts["step"] else {}
+
+
+def _load_models(run: _Run, tensors: dict[str, Tensor]) -> None:
+    for prefix, model in (("model.", run.model), ("average.", run.average)):
+        mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        if mine:
+            model.load_state_dict(mine)
+
+
+def _curves(run: _Run) -> None:
+    """Loss and mIoU over the run as curves.png and TensorBoard events, where their packages are installed."""
+    from deepmrf import figures
+
+    figures.curves(run.history).save(run.folder / "curves.png")
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return
+    with SummaryWriter(str(run.folder / "tensorboard")) as writer:
+        for number, entry in enumerate(run.history):
+            for key in ("loss", "miou"):
+                if key in entry:
+                    at = entry.get("step", number)
+                    writer.add_scalar(f"{entry['stage']}/{key}", entry[key], at)

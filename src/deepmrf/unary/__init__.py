@@ -1,0 +1,35 @@
+"""Unary networks (b1 to b11): images (B, 3, H, W), floats in [0, 1] or uint8, of any size -> logits (B, L, H, W).
+
+vgg16      VGG16: the paper's, Table 1
+strong     Strong: VGG-16's encoder with a U-shaped decoder
+fast       Fast: EfficientNet-Lite0 with a small decoder, for CPUs
+wrap       wrap: anybody's network
+imagenet   ImageNet weights from safetensors, and the report of what they filled
+images     what the networks accept, normalisation, upsampling
+
+Each network normalises its images itself, and has `name`, `config` and `load_imagenet(path)`;
+build(net.name, **net.config) is a network of the same architecture.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepmrf.unary.fast import Fast
+from deepmrf.unary.imagenet import Loaded
+from deepmrf.unary.strong import Strong
+from deepmrf.unary.vgg16 import VGG16
+from deepmrf.unary.wrap import Wrapped, wrap
+
+__all__ = ["VGG16", "Fast", "Loaded", "Strong", "Wrapped", "build", "wrap"]
+
+
+def build(name: str, labels: int, **options: Any) -> VGG16 | Strong | Fast:
+    """The network of that name: "vgg16", "strong" or "fast", with its constructor's options."""
+    for network in (VGG16, Strong, Fast):
+        if network.name == name:
+            try:
+                return network(labels, **options)
+            except TypeError as error:
+                raise TypeError(f"{name!r} does not take these options ({error}): see {network.__name__}.") from error
+    raise ValueError(f"There is no unary network {name!r}: choose 'vgg16', 'strong' or 'fast', or wrap your own.")

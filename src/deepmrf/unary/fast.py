@@ -1,0 +1,232 @@
+"""A fast unary network: EfficientNet-Lite0 (ImageNet) and a small decoder, for two CPU cores and for phones.
+
+    stride     2    4    8    16   32
+    encoder    16   24   40   112  320      inverted residual blocks, ReLU6, no squeeze-and-excite
+    decoder    48   96   128  128  128      the coarser map upsampled, plus the encoder's; labels at stride 2
+
+Geometry. TensorFlow's "same" padding puts the odd pixel of a strided filter behind the image, so that cell i of stride
+s is centred on pixel s i + s - 1. Kept for odd sizes too, that makes one rule for every image size, and upsampling
+follows it exactly (`align`): cell i of a map is cell 2 i + 1 of the map twice as large.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from deepmrf.unary.imagenet import Loaded, read, transfer
+from deepmrf.unary.images import Normalise, check_count, check_dropout
+
+STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+"""EfficientNet-Lite0: blocks, filter size, stride, expansion and channels of each stage."""
+LAST_BLOCKS = (0, 2, 4, 10, 15)
+"""The last block at strides 2, 4, 8, 16 and 32."""
+CHANNELS = (16, 24, 40, 112, 320)
+"""What those blocks give."""
+
+
+class Unit(nn.Module):
+    """Convolution, batch norm, and ReLU6 if asked. Strided ones pad as TensorFlow does."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        size: int,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        dilation: int = 1,
+        activate: bool = True,
+    ) -> None:
+        super().__init__()
+        # With stride 2, an output one step early is computed as well and cut off: cheaper than a padded copy.
+        padding = dilation * (size // 2) + (stride - 1)
+        self.convolution = nn.Conv2d(
+            inputs, outputs, size, stride=stride, padding=padding, dilation=dilation, groups=groups, bias=False
+        )
+        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)  # EfficientNet's
+        self.activate = activate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            x = self.norm(self._convolve(x, self.convolution.weight, None))
+        else:  # batch norm is linear then: fold it into the filters, and save a pass over the map
+            scale = self.norm.weight * torch.rsqrt(self._running(self.norm.running_var) + self.norm.eps)
+            shift = self.norm.bias - self._running(self.norm.running_mean) * scale
+            x = self._convolve(x, self.convolution.weight * scale[:, None, None, None], shift)
+        return functional.relu6(x, inplace=True) if self.activate else x
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        made = self.convolution
+        x = functional.conv2d(x, weight, bias, made.stride, made.padding, made.dilation, made.groups)
+        return x[..., 1:, 1:] if made.stride[0] == 2 else x
+
+    @staticmethod
+    def _running(statistic: Tensor | None) -> Tensor:
+        assert statistic is not None  # BatchNorm2d tracks them
+        return statistic
+
+
+class Block(nn.Module):
+    """An inverted residual block: expand, filter each channel, project back; plus the input where shapes allow."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner = inputs * expansion
+        self.expand = Unit(inputs, inner, 1) if expansion > 1 else nn.Identity()
+        self.depthwise = Unit(inner, inner, size, stride=stride, groups=inner)
+        self.project = Unit(inner, outputs, 1, activate=False)
+        self.residual = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.project(self.depthwise(self.expand(x)))
+        return x + y if self.residual else y
+
+
+class EfficientNetLite0(nn.Module):
+    """x (B, 3, H, W) -> maps at strides 2, 4, 8, 16 and 32; sizes are rounded up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = Unit(3, 32, 3, stride=2)
+        blocks, inputs = [], 32
+        for count, size, stride, expansion, outputs in STAGES:
+            for index in range(count):
+                blocks.append(Block(inputs, outputs, size, stride if index == 0 else 1, expansion))
+                inputs = outputs
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = self.stem(x)
+        maps = []
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            if index in LAST_BLOCKS:
+                maps.append(x)
+        return maps
+
+
+def separable(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Sequential:
+    """A filter per channel, then a mixture of channels: a convolution at a fraction of its cost."""
+    return nn.Sequential(
+        Unit(inputs, inputs, size, groups=inputs, dilation=dilation, activate=False), Unit(inputs, outputs, 1)
+    )
+
+
+def align(maps: Tensor, factor: int, size: Sequence[int]) -> Tensor:
+    """Bilinear, `factor` times as large, cropped to `size`: cell i goes to factor * i + factor - 1 exactly."""
+    height, width = maps.shape[-2:]
+    # A copy of the first row and column stands for cell -1, which goes to pixel -1: corners then map to corners.
+    padded = functional.pad(maps, (1, 0, 1, 0), mode="replicate")
+    larger = functional.interpolate(
+        padded, size=(factor * height + 1, factor * width + 1), mode="bilinear", align_corners=True
+    )
+    return larger[..., 1 : size[0] + 1, 1 : size[1] + 1]
+
+
+class Context(nn.Module):
+    """Surroundings at two distances and the whole image, added up: (B, inputs, H, W) -> (B, outputs, H, W)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.reduce = Unit(inputs, outputs, 1)
+        self.near, self.far = separable(outputs, outputs, 5), separable(outputs, outputs, 5, dilation=2)
+        self.whole = nn.Conv2d(outputs, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.reduce(x)
+        return x + self.near(x) + self.far(x) + self.whole(x.mean((2, 3), keepdim=True))  # type: ignore[no-any-return]
+
+
+class Up(nn.Module):
+    """From stride 2 s to s: coarse (B, inputs, h, w) and the encoder's map (B, skip, H, W) -> (B, outputs, H, W)."""
+
+    def __init__(self, inputs: int, skip: int, outputs: int, *refine: nn.Module) -> None:
+        super().__init__()
+        # Channels are reduced before upsampling, where there are four times fewer cells.
+        self.reduce = Unit(inputs, outputs, 1, activate=False) if inputs != outputs else nn.Identity()
+        self.lateral = Unit(skip, outputs, 1, activate=False)
+        self.refine = nn.Sequential(*refine)
+
+    def forward(self, coarse: Tensor, skip: Tensor) -> Tensor:
+        joined = align(self.reduce(coarse), 2, skip.shape[-2:]) + self.lateral(skip)
+        return self.refine(functional.relu6(joined, inplace=True))  # type: ignore[no-any-return]
+
+
+class Fast(nn.Module):
+    """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
+
+    labels: L. width: the decoder's channels at strides 32, 16 and 8; 3/4 of it at 4 and 3/8 at 2.
+    dropout: of whole channels, before the labels, while training.
+    """
+
+    name = "fast"
+
+    def __init__(self, labels: int, *, width: int = 128, dropout: float = 0.1) -> None:
+        super().__init__()
+        check_count("labels", labels)
+        check_count("width", width)
+        if width % 8:
+            raise ValueError(f"width={width} must be a multiple of 8: the finer levels have 3/4 and 3/8 of it.")
+        check_dropout(dropout)
+        self.labels, self.width, self.dropout = labels, width, dropout
+        self.normalise = Normalise((127.0,) * 3, (128.0,) * 3, (0.0, 255.0))
+        self.encoder = EfficientNetLite0()
+        fine, finest = width * 3 // 4, width * 3 // 8
+        self.context = Context(CHANNELS[4], width)
+        self.decoder = nn.ModuleList(
+            [
+                Up(width, CHANNELS[3], width, Unit(width, width, 3), Unit(width, width, 3)),
+                Up(width, CHANNELS[2], width, Unit(width, width, 3), Unit(width, width, 3)),
+                Up(width, CHANNELS[1], fine, Unit(fine, fine, 3), separable(fine, fine, 5)),
+                Up(fine, CHANNELS[0], finest, Unit(finest, finest, 3), Unit(finest, finest, 3)),
+            ]
+        )
+        self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(finest, labels, 1))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments: Fast(**config) is the same architecture."""
+        return {"labels": self.labels, "width": self.width, "dropout": self.dropout}
+
+    def forward(self, image: Tensor) -> Tensor:
+        # CPUs filter each channel faster when the channels of a pixel lie side by side.
+        maps = self.encoder(self.normalise(image).contiguous(memory_format=torch.channels_last))
+        x = self.context(maps.pop())  # (B, width, H / 32, W / 32)
+        for up in self.decoder:
+            x = up(x, maps.pop())
+        return align(self.classify(x), 2, image.shape[-2:])  # (B, L, H, W)
+
+    def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
+        """Start the encoder from ImageNet's EfficientNet-Lite0, a safetensors file (`_conv_stem.weight`, ...)."""
+        return transfer(self, path, read(path), imagenet_names(self.encoder))
+
+
+def imagenet_names(encoder: EfficientNetLite0) -> dict[str, str]:
+    """From the usual names of EfficientNet-Lite0's tensors to those of Fast."""
+    units = {"_conv_stem": ("_bn0", "encoder.stem")}
+    for index, block in enumerate(encoder.blocks):
+        for number, part in enumerate(("expand", "depthwise", "project")):
+            if isinstance(getattr(block, part), Unit):
+                theirs = f"_blocks.{index}."
+                units[f"{theirs}_{part}_conv"] = (f"{theirs}_bn{number}", f"encoder.blocks.{index}.{part}")
+    names = {}
+    for convolution, (norm, unit) in units.items():
+        names[f"{convolution}.weight"] = f"{unit}.convolution.weight"
+        for kind in ("weight", "bias", "running_mean", "running_var"):
+            names[f"{norm}.{kind}"] = f"{unit}.norm.{kind}"
+    return names

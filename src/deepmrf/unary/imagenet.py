@@ -1,0 +1,110 @@
+"""ImageNet weights from safetensors files, and a report of what they did and did not fill."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+VGG16_CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
+"""Where torchvision's VGG-16 keeps its thirteen convolutions: features.N."""
+COUNTER = "num_batches_tracked"
+"""Batch norm counts its batches under this name; nothing depends on it."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a file of weights filled. Names are those of the network's state_dict, `unused` those of the file."""
+
+    path: str
+    loaded: tuple[str, ...]
+    """Copied as they are."""
+    adapted: tuple[str, ...]
+    """Made from the file's by choosing some of its filters."""
+    missing: tuple[str, ...]
+    """Not in the file: still at their starting values, to be learned."""
+    unused: tuple[str, ...]
+    """In the file, but of no use here."""
+
+    def __str__(self) -> str:
+        parts = [f"{Path(self.path).name}: {len(self.loaded)} tensors loaded into {_modules(self.loaded)}"]
+        if self.adapted:
+            parts.append(f"{_modules(self.adapted)} made from some of the file's filters")
+        if self.missing:
+            parts.append(f"{_modules(self.missing)} not in the file, left at their starting values")
+        if self.unused:
+            parts.append(f"{len(self.unused)} tensors of the file not used ({_modules(self.unused)})")
+        return "; ".join(parts) + "."
+
+
+def _modules(names: Iterable[str]) -> str:
+    """The outermost modules of these names, each once: "b1, b3"."""
+    return ", ".join(dict.fromkeys(name.split(".")[0] for name in names)) or "nothing"
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, by name."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no file {os.fspath(path)!r}: pass the path of a .safetensors file.")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{os.fspath(path)!r} is no safetensors file ({error}): convert it with safetensors.torch.save_file."
+        ) from error
+
+
+@torch.no_grad()
+def transfer(
+    module: nn.Module,
+    path: str | os.PathLike[str],
+    source: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    adapted: Mapping[str, Tensor] | None = None,
+    used: Iterable[str] = (),
+) -> Loaded:
+    """Copy source[name] into the module's names[name], and the tensors `adapted` (made of `used`) under their names."""
+    state = module.state_dict()
+    absent = [name for name in names if name not in source]
+    if absent:
+        raise ValueError(
+            f"{os.fspath(path)!r} lacks {absent[0]!r} and {len(absent) - 1} more of {len(names)} tensors: "
+            f"pass weights of the architecture {type(module).__name__} is built on."
+        )
+    tensors = {names[name]: source[name] for name in names} | dict(adapted or {})
+    for name, tensor in tensors.items():
+        if state[name].shape != tensor.shape:
+            raise ValueError(
+                f"{os.fspath(path)!r} has shape {tuple(tensor.shape)} for {name}, but the network needs "
+                f"{tuple(state[name].shape)}: pass weights of the architecture {type(module).__name__} is built on."
+            )
+    for name, tensor in tensors.items():
+        state[name].copy_(tensor)
+    return Loaded(
+        path=os.fspath(path),
+        loaded=tuple(names.values()),
+        adapted=tuple(adapted or {}),
+        missing=tuple(n for n in state if n not in tensors and not n.endswith(COUNTER)),
+        unused=tuple(n for n in source if n not in names and n not in set(used) and not n.endswith(COUNTER)),
+    )
+
+
+def convolution_names(module: nn.Module) -> list[str]:
+    """The names of a module's convolutions, in the order in which they were made."""
+    return [name for name, part in module.named_modules() if isinstance(part, nn.Conv2d)]
+
+
+def vgg16_names(convolutions: Iterable[str]) -> dict[str, str]:
+    """From torchvision's names to those of our thirteen convolutions."""
+    return {
+        f"features.{index}.{kind}": f"{name}.{kind}"
+        for index, name in zip(VGG16_CONVOLUTIONS, convolutions, strict=True)
+        for kind in ("weight", "bias")
+    }

@@ -1,0 +1,92 @@
+"""What goes into a unary network and what comes out: images checked and normalised, maps brought to their size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class Normalise(nn.Module):
+    """Images (B, F, H, W), floats in [0, 1] or uint8, -> (image - mean) / std, in the network's dtype.
+
+    mean, std: one number per channel, in units of value_range. value_range: what black and white are to the network,
+    before mean and std; (0, 255) for networks that count in bytes. The constants are part of the architecture, not of
+    what was learned, so state_dict leaves them out.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], value_range: tuple[float, float] = (0.0, 1.0)
+    ) -> None:
+        super().__init__()
+        if not mean or len(mean) != len(std) or not all(s > 0 for s in std):
+            raise ValueError(f"mean={mean!r} and std={std!r} must hold one number per channel, and std be positive.")
+        black, white = value_range
+        if black == white:
+            raise ValueError(f"value_range={value_range!r} must be two different numbers, such as (0, 1) or (0, 255).")
+        offset, deviation = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+        dtype = torch.get_default_dtype()
+        self.register_buffer("scale", ((white - black) / deviation).to(dtype).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("shift", ((black - offset) / deviation).to(dtype).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        check_image(image, self.scale.shape[1])
+        real = image.to(self.scale.dtype)
+        if image.dtype == torch.uint8:
+            real = real / 255
+        return real * self.scale + self.shift
+
+
+def check_image(image: Tensor, channels: int) -> None:
+    """`image` is (B, channels, H, W), floats in [0, 1] or uint8, with at least one pixel."""
+    if not isinstance(image, Tensor):
+        raise TypeError(f"image is a {type(image).__name__}: pass a torch.Tensor (torch.from_numpy makes one).")
+    shape = tuple(image.shape)
+    if image.dim() != 4 or image.shape[1] != channels:
+        remedy = "pass such a batch"
+        if image.dim() == 3 and image.shape[0] == channels:
+            remedy = "add the batch axis with [None]"
+        elif image.dim() in (3, 4) and image.shape[-1] == channels:
+            remedy = "bring the channels forward with .permute" + ("(0, 3, 1, 2)" if image.dim() == 4 else "(2, 0, 1)")
+        raise ValueError(f"image must have shape (B, {channels}, H, W), but has {shape}: {remedy}.")
+    if image.numel() == 0:
+        raise ValueError(f"image has shape {shape}, which holds no pixels: pass at least one along every axis.")
+    if image.dtype != torch.uint8 and not image.is_floating_point():
+        raise TypeError(f"image is {image.dtype}: pass floats in [0, 1] or uint8.")
+    # Only on the CPU: elsewhere it would wait for the device. The slack lets augmentation overshoot a little.
+    if image.is_floating_point() and image.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = (float(x) for x in torch.aminmax(image.detach()))
+        if not (low >= -0.5 and high <= 1.5):
+            raise ValueError(
+                f"image holds values from {low:.3g} to {high:.3g}, but must be in [0, 1] and not normalised: "
+                "divide bytes by 255 or pass them as uint8."
+            )
+
+
+def check_count(name: str, value: int) -> None:
+    """`value` is a whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r} must be a whole number, at least 1.")
+
+
+def check_dropout(value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"dropout={value!r} must be a probability, at least 0 and under 1.")
+
+
+def enlarge(maps: Tensor, factor: int, size: Sequence[int]) -> Tensor:
+    """Bilinear, `factor` times as large, cropped to `size`: for maps whose cell i covers pixels from factor * i.
+
+    Scaling straight to a size that `factor` does not divide would shift every cell but the first.
+    """
+    height, width = maps.shape[-2:]
+    larger = functional.interpolate(maps, size=(factor * height, factor * width), mode="bilinear", align_corners=False)
+    return larger[..., : size[0], : size[1]]

@@ -1,0 +1,127 @@
+"""A strong unary network: VGG-16's convolutions, a look at the whole image, and a U-shaped way back to every pixel.
+
+    stride     1    2    4    8    16
+    encoder    64   128  256  512  512      VGG-16's five groups of convolutions, as ImageNet left them
+    context                        256      1 x 1 and dilated 3 x 3 convolutions side by side, and the image's mean
+    decoder    64   128  192  256           upsampled x 2, beside the encoder's map of the same size, two convolutions
+
+VGG-16 has no batch norm, and its activations grow from group to group; so every map that leaves the encoder passes a
+1 x 1 convolution with batch norm first, and everything behind it is normalised. ImageNet's features stay untouched.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vgg16_names
+from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_count, check_dropout, enlarge
+from deepmrf.unary.vgg16 import convolutions, pooling
+
+ENCODER = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+"""Channels and convolutions of VGG-16's groups, at strides 1, 2, 4, 8 and 16."""
+
+
+def _unit(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Sequential:
+    """Convolution, batch norm, rectifier."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, size, padding=dilation * (size // 2), dilation=dilation, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+class Context(nn.Module):
+    """Surroundings at several distances: (B, inputs, H, W) -> (B, outputs, H, W)."""
+
+    def __init__(self, inputs: int, outputs: int, dilations: tuple[int, ...] = (2, 4, 8)) -> None:
+        super().__init__()
+        part = outputs // 2
+        self.reduce = _unit(inputs, outputs, 1)
+        self.near = _unit(outputs, part, 1)
+        self.around = nn.ModuleList([_unit(outputs, part, dilation=dilation) for dilation in dilations])
+        # No batch norm: one value per image has no statistics when the batch is one image.
+        self.whole = nn.Sequential(nn.Conv2d(outputs, part, 1), nn.ReLU(inplace=True))
+        self.join = _unit(part * (len(dilations) + 2), outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.reduce(x)
+        mean = self.whole(x.mean((2, 3), keepdim=True)).expand(-1, -1, *x.shape[2:])
+        return self.join(torch.cat([self.near(x), *[look(x) for look in self.around], mean], 1))  # type: ignore[no-any-return]
+
+
+class Up(nn.Module):
+    """From stride 2 s to s: coarse (B, inputs, h, w) and the encoder's map (B, skip, H, W) -> (B, outputs, H, W)."""
+
+    def __init__(self, inputs: int, skip: int, outputs: int) -> None:
+        super().__init__()
+        self.lateral = _unit(skip, outputs, 1)
+        self.merge = nn.Sequential(_unit(inputs + outputs, outputs), _unit(outputs, outputs))
+
+    def forward(self, coarse: Tensor, skip: Tensor) -> Tensor:
+        larger = enlarge(coarse, 2, skip.shape[-2:])
+        return self.merge(torch.cat([larger, self.lateral(skip)], 1))  # type: ignore[no-any-return]
+
+
+class Strong(nn.Module):
+    """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
+
+    labels: L. width: the decoder's channels at full resolution; it has 2, 3 and 4 times as many at strides 2, 4 and 8.
+    dropout: of whole channels, at the bottom and before the labels, while training.
+    encoder_norm: batch norm behind each of VGG-16's convolutions too, which then relearns their scale.
+    """
+
+    name = "strong"
+
+    def __init__(self, labels: int, *, width: int = 64, dropout: float = 0.1, encoder_norm: bool = False) -> None:
+        super().__init__()
+        check_count("labels", labels)
+        check_count("width", width)
+        check_dropout(dropout)
+        self.labels, self.width, self.dropout, self.encoder_norm = labels, width, dropout, encoder_norm
+        self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
+        inputs = (3, *[channels for channels, _ in ENCODER])
+        self.encoder = nn.ModuleList(
+            [convolutions(inputs[i], outputs, n, norm=encoder_norm) for i, (outputs, n) in enumerate(ENCODER)]
+        )
+        self.pool = pooling()
+        self.context = Context(512, 4 * width)
+        self.bottom_dropout = nn.Dropout2d(dropout)
+        self.decoder = nn.ModuleList(
+            [
+                Up(4 * width, 512, 4 * width),
+                Up(4 * width, 256, 3 * width),
+                Up(3 * width, 128, 2 * width),
+                Up(2 * width, 64, width),
+            ]
+        )
+        self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(width, labels, 1))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments: Strong(**config) is the same architecture."""
+        return {
+            "labels": self.labels,
+            "width": self.width,
+            "dropout": self.dropout,
+            "encoder_norm": self.encoder_norm,
+        }
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.normalise(image)  # (B, 3, H, W)
+        maps = []
+        for index, group in enumerate(self.encoder):
+            x = group(self.pool(x) if index else x)
+            maps.append(x)
+        x = self.bottom_dropout(self.context(maps.pop()))  # (B, 4 width, H / 16, W / 16)
+        for up in self.decoder:
+            x = up(x, maps.pop())
+        return self.classify(x)  # type: ignore[no-any-return]  # (B, L, H, W)
+
+    def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
+        """Start the encoder from ImageNet's VGG-16, a safetensors file with torchvision's names; say what is left."""
+        names = vgg16_names(f"encoder.{name}" for name in convolution_names(self.encoder))
+        return transfer(self, path, read(path), names)

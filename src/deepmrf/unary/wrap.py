@@ -1,0 +1,125 @@
+"""Anybody's segmentation network as a unary network: the same images in, logits of the same size out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_count
+
+Output = str | int | Callable[[Any], Tensor] | None
+OUTPUTS = ("logits", "out")
+"""Where logits are looked for in what a network returns: Hugging Face's name and torchvision's."""
+
+
+def wrap(
+    module: nn.Module,
+    labels: int,
+    *,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    value_range: tuple[float, float] = (0.0, 1.0),
+    output: Output = None,
+    multiple: int = 1,
+) -> Wrapped:
+    """A network that takes normalised images as one that takes images (B, 3, H, W) and gives logits (B, L, H, W).
+
+    module: from Hugging Face, torchvision, segmentation_models_pytorch, or your own. labels: L, as it was trained.
+    mean, std: what it was trained with, ImageNet's unless told. value_range: what black and white were, before mean
+    and std. output: where its logits are in what it returns; None finds a tensor, `.logits`, ["logits"], ["out"] or
+    the first of a tuple; or a name, an index, or a function that is given the output. multiple: the sizes it can take;
+    images are extended to the next multiple at the right and at the bottom, and the logits cut back.
+    """
+    return Wrapped(module, labels, mean=mean, std=std, value_range=value_range, output=output, multiple=multiple)
+
+
+class Wrapped(nn.Module):
+    """What `wrap` returns: image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W)."""
+
+    name = "wrapped"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        labels: int,
+        *,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        value_range: tuple[float, float] = (0.0, 1.0),
+        output: Output = None,
+        multiple: int = 1,
+    ) -> None:
+        super().__init__()
+        check_count("labels", labels)
+        check_count("multiple", multiple)
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module is a {type(module).__name__}: pass a torch.nn.Module.")
+        theirs = getattr(getattr(module, "config", None), "num_labels", None)
+        if isinstance(theirs, int) and theirs != labels:
+            raise ValueError(
+                f"{type(module).__name__} was made for {theirs} labels, but labels={labels}: pass labels={theirs}, "
+                "or give the network a new last layer."
+            )
+        self.module = module
+        self.labels, self.output, self.multiple = labels, output, multiple
+        self.mean, self.std, self.value_range = tuple(mean), tuple(std), tuple(value_range)
+        self.normalise = Normalise(mean, std, value_range)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, but for the network itself."""
+        return {
+            "labels": self.labels,
+            "mean": self.mean,
+            "std": self.std,
+            "value_range": self.value_range,
+            "output": self.output,
+            "multiple": self.multiple,
+        }
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.normalise(image)
+        height, width = image.shape[-2:]
+        below, right = -height % self.multiple, -width % self.multiple
+        if below or right:
+            x = functional.pad(x, (0, right, 0, below), mode="replicate")
+        logits = self._logits(self.module(x))
+        if logits.shape[-2:] != x.shape[-2:]:
+            logits = functional.interpolate(logits, size=x.shape[-2:], mode="bilinear", align_corners=False)
+        return logits[..., :height, :width]
+
+    def _logits(self, returned: Any) -> Tensor:
+        logits = self._find(returned)
+        name = type(self.module).__name__
+        if not isinstance(logits, Tensor) or logits.dim() != 4:
+            found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            raise ValueError(
+                f"{name} gave {found} where logits (B, {self.labels}, H, W) are needed: "
+                "pass output=, a name, an index or a function that is given what the network returns."
+            )
+        if logits.shape[1] != self.labels:
+            raise ValueError(
+                f"{name} gave {logits.shape[1]} labels, but labels={self.labels}: "
+                f"wrap it with labels={logits.shape[1]}, or give the network a new last layer."
+            )
+        return logits
+
+    def _find(self, returned: Any) -> Any:
+        """The part of `returned` that holds the logits, or `returned` itself where there is no telling."""
+        if callable(self.output):
+            return self.output(returned)
+        if self.output is not None:
+            if isinstance(self.output, int) or isinstance(returned, Mapping):
+                return returned[self.output]
+            return getattr(returned, self.output)
+        if isinstance(returned, Tensor):
+            return returned
+        for name in OUTPUTS:
+            if isinstance(returned, Mapping) and name in returned:
+                return returned[name]
+            if hasattr(returned, name):
+                return getattr(returned, name)
+        return returned[0] if isinstance(returned, (tuple, list)) and returned else returned

@@ -1,0 +1,264 @@
+"""Downloads from a server on this machine."""
+
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from deepmrf.data import get
+from deepmrf.data.download import SOURCES, Archive, Source, fetch
+from deepmrf.data.unpack import unpack
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves server.files by name; understands ranges; `breaks` connections are cut half way."""
+
+    def do_GET(self):
+        server = self.server
+        server.requests.append(self.headers.get("Range"))
+        content = server.files.get(self.path.lstrip("/"))
+        if content is None:
+            self.send_error(404)
+            return
+        start = 0
+        if server.resumes and (wanted := self.headers.get("Range")):
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if self.headers.get("If-Range", server.tag) != server.tag:
+                start = 0  # another version
+            elif start >= len(content):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(content)}")
+                self.end_headers()
+                return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - start))
+        self.send_header("ETag", server.tag)
+        self.end_headers()
+        body = content[start:]
+        if server.breaks:
+            server.breaks -= 1
+            body = body[: len(body) // 2]
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.files, server.requests, server.resumes, server.breaks, server.tag = {}, [], True, 0, '"1"'
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+CONTENT = bytes(range(256)) * 100
+MD5 = hashlib.md5(CONTENT).hexdigest()
+QUIET = {"progress": False, "say": lambda text: None, "pause": 0.0}
+
+
+def zipped(**files):
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name.replace("__", "/"), content)
+    return memory.getvalue()
+
+
+def test_plain(server, tmp_path):
+    server.files["a.bin"] = CONTENT
+    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", len(CONTENT), MD5, **QUIET)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]  # no .part, no .tag
+
+
+def test_half_a_file_is_resumed(server, tmp_path):
+    server.files["a.bin"] = CONTENT
+    (tmp_path / "a.bin.part").write_bytes(CONTENT[:1000])
+    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", len(CONTENT), MD5, **QUIET)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert server.requests == ["bytes=1000-"]
+
+
+def test_broken_connections_are_taken_up_again(server, tmp_path):
+    server.files["a.bin"], server.breaks = CONTENT, 2
+    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", None, MD5, **QUIET)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert server.requests == [None, "bytes=12800-", "bytes=19200-"]
+
+
+def test_giving_up_keeps_what_arrived(server, tmp_path):
+    server.files["a.bin"], server.breaks = CONTENT, 2
+    with pytest.raises(OSError, match=r"could not be fetched .*19,200 bytes are kept in .*run the same again"):
+        fetch(f"{server.url}/a.bin", tmp_path / "a.bin", tries=2, **QUIET)
+    assert not (tmp_path / "a.bin").exists()
+    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", md5=MD5, **QUIET)
+
+
+def test_server_without_ranges(server, tmp_path):
+    server.files["a.bin"], server.resumes = CONTENT, False
+    (tmp_path / "a.bin.part").write_bytes(b"x" * 1000)
+    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", len(CONTENT), MD5, **QUIET)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+def test_corrupt_half_is_fetched_anew(server, tmp_path):
+    server.files["a.bin"] = CONTENT
+    (tmp_path / "a.bin.part").write_bytes(b"x" * 1000)
+    said = []
+    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", len(CONTENT), MD5, **QUIET | {"say": said.append})
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert server.requests == ["bytes=1000-", None]
+    assert "fetching all of it again" in said[0]
+
+
+def test_halves_of_two_versions_never_meet(server, tmp_path):
+    server.files["a.bin"], server.breaks = b"old" * 999, 1
+    with pytest.raises(OSError, match="could not be fetched"):
+        fetch(f"{server.url}/a.bin", tmp_path / "a.bin", tries=1, **QUIET)
+    server.files["a.bin"], server.tag = CONTENT, '"2"'
+    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", **QUIET)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+def test_complete_or_overlong_part(server, tmp_path):
+    server.files["a.bin"] = CONTENT
+    for kept in (CONTENT, CONTENT + b"more"):
+        (tmp_path / "a.bin.part").write_bytes(kept)
+        fetch(f"{server.url}/a.bin", tmp_path / "a.bin", None, MD5, **QUIET)
+        assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+def test_corrupt_file_is_thrown_away(server, tmp_path):
+    server.files["a.bin"] = CONTENT[:-1] + b"x"
+    with pytest.raises(ValueError, match=rf"has the md5 \w+ instead of {MD5}, so it was thrown away"):
+        fetch(f"{server.url}/a.bin", tmp_path / "a.bin", len(CONTENT), MD5, **QUIET)
+    server.files["a.bin"] = CONTENT[:-1]
+    with pytest.raises(ValueError, match="25,599 bytes instead of 25,600"):
+        fetch(f"{server.url}/a.bin", tmp_path / "a.bin", len(CONTENT), MD5, **QUIET)
+    assert not list(tmp_path.glob("a.bin*.part"))
+    assert not (tmp_path / "a.bin").exists()
+
+
+def test_unknown_checksums_are_admitted(server, tmp_path):
+    server.files["a.bin"] = CONTENT
+    said = []
+    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", **QUIET | {"say": said.append})
+    assert said == [
+        f"No checksum is known for a.bin; what arrived has the sha256 {hashlib.sha256(CONTENT).hexdigest()}."
+    ]
+
+
+def test_bad_addresses(server, tmp_path):
+    with pytest.raises(OSError, match="answered 404"):
+        fetch(f"{server.url}/gone.bin", tmp_path / "a.bin", **QUIET)
+    assert len(server.requests) == 1  # a file that is not there will not appear
+    with pytest.raises(ValueError, match="begins with http"):
+        fetch("file:///etc/hostname", tmp_path / "a.bin", **QUIET)
+
+
+def test_get_unpacks_a_part_and_remembers(server, tmp_path):
+    archive = zipped(repo__CamVid__train__a_1__png="image", repo__README="no", repo__CamVid2__b="no")
+    server.files["x.zip"] = archive
+    source = {"camvid": Source((Archive("http://example.org/1/x.zip", len(archive), inside="repo/CamVid"),))}
+    assert get("camvid", tmp_path / "to", mirror=server.url + "/", sources=source, **QUIET) == tmp_path / "to"
+    files = [path.relative_to(tmp_path / "to").as_posix() for path in (tmp_path / "to").rglob("*") if path.is_file()]
+    assert sorted(files) == [".x.zip.done", "train/a_1/png"]
+    get("camvid", tmp_path / "to", mirror=server.url, sources=source, **QUIET)
+    assert len(server.requests) == 1
+    get("camvid", tmp_path / "kept", mirror=server.url, sources=source, keep_archives=True, **QUIET)
+    assert (tmp_path / "kept" / "x.zip").exists()
+
+
+def test_archives_that_cannot_be_unpacked_do_not_stay(server, tmp_path):
+    server.files["x.zip"] = b"<html>moved</html>"
+    source = {"x": Source((Archive(f"{server.url}/x.zip"),))}
+    with pytest.raises(ValueError, match="is not an archive"):
+        get("x", tmp_path, sources=source, **QUIET)
+    assert not list(tmp_path.iterdir())
+    server.files["x.zip"] = zipped(a="1")
+    get("x", tmp_path, sources=source, **QUIET)
+    assert (tmp_path / "a").exists()
+
+
+def test_archives_put_there_by_hand_are_compared(tmp_path):
+    (tmp_path / "x.zip").write_bytes(zipped(a="1"))
+    get("x", tmp_path, sources={"x": Source((Archive("http://example.invalid/x.zip"),))}, **QUIET)
+    assert (tmp_path / "a").exists()
+    (tmp_path / "y.zip").write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"y\.zip was already there but has 4 bytes instead of 9; remove it"):
+        get("y", tmp_path, sources={"y": Source((Archive("http://example.invalid/y.zip", size=9),))}, **QUIET)
+
+
+def test_get_shows_a_bar(server, tmp_path):
+    pytest.importorskip("rich")
+    server.files["x.zip"] = zipped(a="1")
+    source = {"x": Source((Archive(f"{server.url}/x.zip"),))}
+    get("x", tmp_path, sources=source, **QUIET | {"progress": True})
+    assert (tmp_path / "a").read_text() == "1"
+
+
+def test_sets_that_cannot_be_fetched(tmp_path, monkeypatch):
+    with pytest.raises(
+        ValueError, match=r"cityscapes needs a login, .*register at https.*cs/leftImg8bit and .*cs/gtFine"
+    ):
+        get("cityscapes", tmp_path / "cs")
+    with pytest.raises(ValueError, match="no dataset 'imagenet' to download; give one of camvid,"):
+        get("imagenet", tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("usage", (), {"free": 10})())
+    with pytest.raises(OSError, match=r"VOCtrainval_11-May-2012\.tar and its contents need 4\.4 GB but"):
+        get("voc", tmp_path, **QUIET)
+
+
+def test_table_of_sources():
+    for source in SOURCES.values():
+        assert bool(source.archives) != bool(source.by_hand)
+        for archive in source.archives:
+            assert archive.name.endswith((".zip", ".tar", ".tgz"))
+            assert len(archive.md5) in (0, 32)
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/evil", "C:/evil", "..\\evil", "a//b"])
+def test_paths_cannot_lead_outside(tmp_path, name):
+    memory = io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w") as tar:
+        info = tarfile.TarInfo(name)
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"x"))
+    (tmp_path / "x.tar").write_bytes(memory.getvalue())
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr(name, "x")
+    for path in (tmp_path / "x.tar", tmp_path / "x.zip"):
+        with pytest.raises(ValueError, match="would land outside its folder"):
+            unpack(path, tmp_path / "to" / "deep")
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_links_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "x.tgz", mode="w:gz") as tar:
+        info = tarfile.TarInfo("link")
+        info.type, info.linkname = tarfile.SYMTYPE, "/etc"
+        tar.addfile(info)
+    with pytest.raises(ValueError, match="'link', which is a link"):
+        unpack(tmp_path / "x.tgz", tmp_path / "to")
+
+
+def test_tar_and_broken_archives(tmp_path):
+    (tmp_path / "file").write_text("hello")
+    with tarfile.open(tmp_path / "x.tgz", mode="w:gz") as tar:
+        tar.add(tmp_path / "file", "./folder/file")
+    unpack(tmp_path / "x.tgz", tmp_path / "to")
+    assert (tmp_path / "to" / "folder" / "file").read_text() == "hello"
+    (tmp_path / "y.zip").write_bytes(b"<html>moved</html>")
+    with pytest.raises(ValueError, match=r"y\.zip is not an archive that can be unpacked"):
+        unpack(tmp_path / "y.zip", tmp_path / "to")

@@ -1,0 +1,115 @@
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepmrf.data.dataset import lookup_table
+from deepmrf.data.files import DataError, read_image, read_list, read_mask
+
+IDS = lookup_table({0: 0, 1: 1, 7: 2})
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr"])
+def test_every_mode_becomes_rgb(tmp_path, mode):
+    path = tmp_path / ("a.jpg" if mode in ("CMYK", "YCbCr") else "a.png")
+    Image.new("RGB", (6, 4), "white").convert(mode).save(path)
+    image = read_image(path)
+    assert image.shape == (4, 6, 3)
+    assert image.dtype == np.uint8
+    assert image.min() >= 250
+
+
+def test_sixteen_bits_become_eight(tmp_path):
+    Image.fromarray(np.array([[0, 256, 65535]], dtype=np.uint16)).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "a.png")[0, :, 0], [0, 1, 255])
+
+
+def test_floats_are_refused(tmp_path):
+    Image.fromarray(np.ones((2, 2), dtype=np.float32)).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match=r"a\.tif holds 'F' values"):
+        read_image(tmp_path / "a.tif")
+
+
+def test_see_through_becomes_white(tmp_path):
+    Image.new("RGBA", (2, 2), (255, 0, 0, 0)).save(tmp_path / "a.png")
+    assert (read_image(tmp_path / "a.png") == 255).all()
+
+
+def test_exif_orientation(tmp_path):
+    picture = Image.fromarray(np.zeros((4, 6, 3), dtype=np.uint8))
+    exif = picture.getexif()
+    exif[0x0112] = 6  # lying on its side
+    picture.save(tmp_path / "a.jpg", exif=exif)
+    assert read_image(tmp_path / "a.jpg").shape == (6, 4, 3)
+
+
+def test_truncated_and_foreign_files(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    for name in ("a.jpg", "a.png"):
+        Image.fromarray(noise).save(tmp_path / name)
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(DataError, match=rf"{name} cannot be read as an image") as caught:
+            read_image(tmp_path / name)
+        assert caught.value.kind == "unreadable"
+    for content in (b"", b"hello"):
+        (tmp_path / "b.png").write_bytes(content)
+        with pytest.raises(DataError, match=r"b\.png cannot be read"):
+            read_image(tmp_path / "b.png")
+    with pytest.raises(FileNotFoundError, match=r"c\.png is missing"):
+        read_image(tmp_path / "c.png")
+
+
+def test_error_crosses_processes(tmp_path):
+    error = DataError("no", tmp_path, "id")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.path, copy.kind) == ("no", tmp_path, "id")
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGB"])
+def test_ids_go_through_the_table(tmp_path, save, mode):
+    path = save(tmp_path / "m.png", [[0, 1, 7, 255]], mode)
+    np.testing.assert_array_equal(read_mask(path, IDS, None), [[0, 1, 2, 255]])
+
+
+def test_unknown_id_is_named(tmp_path, save):
+    path = save(tmp_path / "m.png", [[0, 9, 3]])
+    with pytest.raises(DataError, match=r"m\.png holds the id 3, 9, but the ids here are 0 to 1, 7, 255") as caught:
+        read_mask(path, IDS, None)
+    assert caught.value.kind == "id"
+
+
+def test_colours_go_through_their_table(tmp_path, save):
+    colours = {(0, 0, 0): 255, (128, 0, 0): 0, (0, 0, 192): 1}
+    painted = np.array([[(0, 0, 192), (128, 0, 0), (0, 0, 0)]])
+    for mode in (None, "P", "RGBA"):
+        path = tmp_path / "m.png"
+        picture = Image.fromarray(painted.astype(np.uint8))
+        (picture if mode is None else picture.convert(mode, palette=Image.Palette.ADAPTIVE)).save(path)
+        np.testing.assert_array_equal(read_mask(path, None, colours), [[1, 0, 255]])
+    save(path, np.add(painted, (0, 1, 0)))
+    with pytest.raises(
+        DataError, match=r"holds the colour \(0, 1, 0\), \(0, 1, 192\), \(128, 1, 0\), which is none of"
+    ):
+        read_mask(path, None, colours)
+
+
+def test_masks_of_the_wrong_kind(tmp_path, save):
+    path = save(tmp_path / "m.png", np.arange(24).reshape(2, 4, 3))
+    with pytest.raises(DataError, match=r"mask of mode RGB; save it as PNG with 8-bit ids"):
+        read_mask(path, IDS, None)
+    Image.fromarray(np.zeros((2, 2), dtype=np.uint16)).save(path)
+    with pytest.raises(DataError, match=r"mask of mode I;16"):
+        read_mask(path, IDS, None)
+
+
+def test_lists(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text("﻿a\n\nfolder/b.png /mask/b.png\nc.d\n")
+    assert read_list(path) == ["a", "b", "c.d"]
+    path.write_text("my folder/b 1.png\n")
+    assert read_list(path, whole=True) == ["my folder/b 1"]
+    path.write_bytes(b"\xff\xfe\x80")
+    with pytest.raises(DataError, match="is not text"):
+        read_list(path)

@@ -1,0 +1,65 @@
+"""EfficientNet-Lite0's parts: TensorFlow's padding, folded batch norm, and upsampling that keeps cells in place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from deepmrf.unary.fast import CHANNELS, EfficientNetLite0, Unit, align
+
+
+def same_padding(x, size):
+    """TensorFlow's "same" for stride 2: as many cells as half the pixels, the odd row of zeros at the end."""
+    pads = []
+    for pixels in (x.shape[-1], x.shape[-2]):
+        total = max((-(-pixels // 2) - 1) * 2 + size - pixels, 0)
+        pads += [total // 2, total - total // 2]
+    return functional.pad(x, pads)
+
+
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_strided_units_pad_as_tensorflow_does(size, groups, agree):
+    unit = Unit(4, 4, size, stride=2, groups=groups, activate=False).eval()
+    x = torch.randn(2, 4, 12, 18)
+    expected = functional.conv2d(same_padding(x, size), unit.convolution.weight, stride=2, groups=groups)
+    agree(unit(x), expected / (1 + 1e-3) ** 0.5)
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_odd_sizes_have_the_geometry_of_even_ones(size, agree):
+    """An odd image is the even one whose last row and column are black: no cell moves."""
+    unit = Unit(4, 4, size, stride=2).eval()
+    x = torch.randn(1, 4, 11, 17)
+    agree(unit(x), unit(functional.pad(x, (0, 1, 0, 1))))
+
+
+def test_folded_batch_norm_is_batch_norm(agree):
+    unit = Unit(4, 6, 3, stride=2).double()
+    for tensor in (unit.norm.weight, unit.norm.bias, unit.norm.running_mean, unit.norm.running_var):
+        torch.nn.init.uniform_(tensor, 0.5, 2.0)
+    x = torch.randn(2, 4, 12, 18, dtype=torch.float64)
+    plain = unit.norm.eval()(functional.conv2d(same_padding(x, 3), unit.convolution.weight, stride=2))
+    agree(unit.eval()(x), plain.clamp(0, 6))
+
+
+def test_the_encoder_gives_five_strides():
+    maps = EfficientNetLite0().eval()(torch.rand(1, 3, 90, 120))
+    assert [tuple(m.shape[1:]) for m in maps] == [
+        (channels, -(-90 // stride), -(-120 // stride))
+        for channels, stride in zip(CHANNELS, (2, 4, 8, 16, 32), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("factor", [2, 4])
+def test_align_puts_cells_where_padding_centred_them(factor, agree):
+    """Positions, upsampled, are positions: cell i is centred on pixel factor * i + factor - 1."""
+    cells = factor * torch.arange(6.0) + factor - 1
+    rows, columns = torch.meshgrid(cells, cells[:5], indexing="ij")
+    larger = align(torch.stack([rows, columns])[None], factor, (6 * factor - 1, 5 * factor))
+    pixels_down, pixels_across = torch.arange(6.0 * factor - 1), torch.arange(5.0 * factor)
+    inside = slice(factor - 1, None)  # before the first cell there is nothing to interpolate with
+    agree(larger[0, 0, inside, 0], pixels_down[inside])
+    agree(larger[0, 1, 0, inside], pixels_across[inside])
+    assert (larger[0, 0, : factor - 1] == factor - 1).all()

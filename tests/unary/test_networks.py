@@ -1,0 +1,150 @@
+"""What every unary network promises: any size, bytes or floats, config, state, gradients, export, clear errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from deepmrf.unary import build
+
+SMALL = {"vgg16": {"channels": 16}, "strong": {"width": 8}, "fast": {"width": 64}}
+"""Options that keep the tests quick; the encoders have one size only."""
+NAMES = list(SMALL)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def network(request):
+    torch.manual_seed(0)
+    return build(request.param, 5, **SMALL[request.param]).eval()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (33, 47), (32, 64)], ids=str)
+def test_logits_have_the_images_size(network, size):
+    with torch.no_grad():
+        logits = network(torch.rand(2, 3, *size))
+    assert logits.shape == (2, 5, *size)
+    assert logits.isfinite().all()
+
+
+def test_bytes_and_floats_are_the_same_image(network, agree):
+    image = torch.randint(0, 256, (1, 3, 33, 47), dtype=torch.uint8)
+    with torch.no_grad():
+        agree(network(image), network(image.float() / 255))
+
+
+def test_channels_last_changes_nothing_but_the_memory(network, agree):
+    image = torch.rand(1, 3, 33, 47)
+    with torch.no_grad():
+        agree(network(image.contiguous(memory_format=torch.channels_last)), network(image))
+
+
+def test_images_of_a_batch_do_not_mix_in_eval(network, agree):
+    images = torch.rand(2, 3, 24, 40)
+    with torch.no_grad():
+        agree(network(images)[1:], network(images[1:]))
+
+
+def test_a_network_in_half_precision_takes_any_image(network):
+    made = build(network.name, **network.config).eval().to(torch.bfloat16)
+    with torch.no_grad():
+        assert made(torch.rand(1, 3, 17, 20)).dtype == torch.bfloat16
+        assert made(torch.zeros(1, 3, 17, 20, dtype=torch.uint8)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_gets_a_gradient(name):
+    made = build(name, 5, **SMALL[name], dropout=0.0).train()
+    # Even: a single row of cells at stride 32 would leave filters of the padding without one.
+    made(torch.rand(2, 3, 96, 160)).square().mean().backward()
+    for parameter_name, parameter in made.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+        assert parameter.grad.abs().sum() > 0, parameter_name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dropout_and_batch_norm_work_in_training_only(name):
+    made = build(name, 5, **SMALL[name], dropout=0.5)
+    image = torch.rand(1, 3, 33, 47)
+    with torch.no_grad():
+        assert not torch.equal(made.train()(image), made(image))
+        assert torch.equal(made.eval()(image), made(image))
+
+
+def test_state_dict_and_config_make_the_same_network(network):
+    twin = build(network.name, **network.config).eval()
+    twin.load_state_dict(network.state_dict())
+    image = torch.rand(1, 3, 33, 47)
+    with torch.no_grad():
+        assert torch.equal(twin(image), network(image))
+    assert twin.config == network.config
+    assert not any("normalise" in name for name in network.state_dict())
+
+
+def test_exports_for_any_batch(network, agree):
+    batch = torch.export.Dim("batch", min=1, max=64)
+    exported = torch.export.export(network, (torch.rand(2, 3, 48, 64),), dynamic_shapes=({0: batch},)).module()
+    images = torch.rand(3, 3, 48, 64)
+    with torch.no_grad():
+        agree(exported(images), network(images))
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (torch.rand(3, 8, 8), "add the batch axis"),
+        (torch.rand(1, 8, 8, 3), r"permute\(0, 3, 1, 2\)"),
+        (torch.rand(1, 4, 8, 8), r"must have shape \(B, 3, H, W\)"),
+        (torch.rand(1, 3, 0, 8), "no pixels"),
+        (torch.rand(1, 3, 8, 8) * 255, "divide bytes by 255"),
+        (torch.full((1, 3, 8, 8), torch.nan), "values from nan"),
+    ],
+    ids=["no batch", "channels last", "four channels", "empty", "bytes as floats", "nan"],
+)
+def test_errors_say_what_to_do(network, image, message):
+    with pytest.raises(ValueError, match=message):
+        network(image)
+
+
+def test_wrong_kinds_of_image(network):
+    with pytest.raises(TypeError, match="floats in"):
+        network(torch.zeros(1, 3, 8, 8, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"torch\.Tensor"):
+        network([0])
+
+
+def test_build_names_what_there_is():
+    with pytest.raises(ValueError, match="choose 'vgg16', 'strong' or 'fast'"):
+        build("resnet", 5)
+    with pytest.raises(TypeError, match="'fast' does not take these options"):
+        build("fast", 5, channels=3)
+    with pytest.raises(ValueError, match="labels=0"):
+        build("fast", 0)
+    with pytest.raises(ValueError, match="dropout=1"):
+        build("fast", 5, dropout=1)
+    with pytest.raises(ValueError, match="multiple of 8"):
+        build("fast", 5, width=20)
+
+
+def test_strong_may_have_batch_norm_in_its_encoder():
+    made = build("strong", 3, width=8, encoder_norm=True).eval()
+    with torch.no_grad():
+        assert made(torch.rand(1, 3, 33, 47)).shape == (1, 3, 33, 47)
+
+
+def test_parameters():
+    with torch.device("meta"):
+        counts = {name: sum(p.numel() for p in build(name, 11).parameters()) for name in NAMES}
+    assert counts["fast"] * 2 < 12 * 2**20  # bytes in float16
+    assert counts["strong"] < 25e6
+    assert counts["vgg16"] > 130e6  # the paper's 4096 channels
+
+
+def test_importing_the_networks_imports_nothing_heavy():
+    heavy = "torchvision", "transformers", "torchmetrics", "safetensors"
+    code = f"import sys, deepmrf.unary; sys.exit(', '.join(m for m in {heavy!r} if m in sys.modules) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
