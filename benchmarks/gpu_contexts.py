@@ -90,7 +90,9 @@ def check(case: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
     """One line per precision: errors, and whether two runs agree to the bit."""
     k = case[3]
     large = case[0] * case[2][0] * case[2][1] > 1_000_000
-    limits = {"fp16": 1e-3, "bf16": 1e-2, "fp16x3": 1e-5}
+    # The matrix units cut their float32 sums off instead of rounding: that error grows with the number of terms.
+    terms = case[1] * case[4][0] * case[4][1]
+    limits = {"fp16": 1e-3, "bf16": 1e-2, "fp16x3": 1e-5 * max(1.0, terms / 2048)}
     if CASES.index(case) % 3:  # compiled apart, so only for some
         del limits["bf16"]
     for name, limit in limits.items():
@@ -255,7 +257,7 @@ def stages(timed: Any, t: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, ou
     """Where the default forward and backward spend their time."""
     plan = ct._plan(t.shape[1], *weight.shape[2:], t.shape[1], k, 1, False)
     tile = ct._tile(plan, t)
-    timed("  largest of t", lambda: ct._largest(t))
+    timed("  largest of t", lambda: ct.largest_bits(t))
     timed("  filters (with largest)", lambda: ct._filters(weight, k, plan, False, 1, torch.float16))
     timed("  rows + largest + filters", lambda: prepared(t, weight, k, plan, tile))
     timed("  bias gradient", lambda: ct._bias_gradient(grad, active, k))
@@ -318,15 +320,22 @@ def variants(timed: Any, t: Tensor, weight: Tensor, bias: Tensor, out: Any, acti
 
 def backward_variants(timed: Any, t: Tensor, weight: Tensor, grad: Tensor, active: Tensor, k: int) -> None:
     with ct.precision("fp16"):
-        for tile in (ct.Tile(256, 8, 4), ct.Tile(128, 4, 3), ct.Tile(128, 4, 4), ct.Tile(256, 8, 3, tma_b=True)):
-            name = f"  grad_t m{tile.block_m} w{tile.warps} s{tile.stages}{' tma_b' * tile.tma_b}"
+        for tile in (
+            ct.Tile(256, 8, 3),
+            ct.Tile(256, 8, 4),
+            ct.Tile(128, 4, 4),
+            ct.Tile(256, 8, 3, tma_a=True, tma_b=True),
+            ct.Tile(256, 8, 4, tma_a=True, tma_b=True),
+            ct.Tile(128, 4, 4, tma_a=True, tma_b=True),
+        ):
+            name = f"  grad_t m{tile.block_m} w{tile.warps} s{tile.stages}{' tma' * tile.tma_a}"
             timed(name, lambda tile=tile: ct._backward(grad, active, t, weight, k, True, False, tile))
         for cut in (
-            ct.GradientTile(128, 256, 64, 8, 3),
-            ct.GradientTile(128, 256, 64, 8, 4, 2112),
-            ct.GradientTile(128, 128, 64, 4, 4),
-            ct.GradientTile(128, 128, 128, 4, 2),
-            ct.GradientTile(128, 64, 64, 4, 4),
+            ct.GradientTile(128, 256, 64, 8, 4, 264),
+            ct.GradientTile(128, 256, 64, 8, 4, 528),
+            ct.GradientTile(128, 256, 64, 8, 4, 1056),
+            ct.GradientTile(128, 256, 64, 8, 3, 528),
+            ct.GradientTile(128, 128, 64, 4, 3, 528),
         ):
             name = f"  grad_w n{cut.block_n} p{cut.block_p} w{cut.warps} s{cut.stages} x{cut.programs}"
             timed(name, lambda cut=cut: ct._backward(grad, active, t, weight, k, False, True, None, cut))

@@ -48,7 +48,11 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(folders):
     torch.manual_seed(0)
-    return fit(*folders, QUICK)
+    told = []
+    found = fit(*folders, QUICK, lambda *heard: told.append(heard))
+    assert told[0] == ("reading", 1, 8)
+    assert ("fold 2 of 2: label contexts", 20, 20) in told
+    return found
 
 
 def test_held_out_images_gain(report):

@@ -286,29 +286,40 @@ def learn(
     """The MRF after each stage up to `last`, learned from these images alone."""
     labels = len(samples.labels)
     penalty = settings.build(labels, 0).to(settings.device)  # o14 = t, and scale 0: at first nothing
-    _learn_penalty(penalty, samples, indices, settings, lambda *n: tell("triple penalty", *n))
+    trust = nn.Parameter(torch.zeros((), device=settings.device))
+    _learn_penalty(penalty, trust, samples, indices, settings, lambda *n: tell("triple penalty", *n))
     made: dict[Part, MeanField] = {"triple penalty": penalty}
     if settings.contexts and last == "label contexts":
         whole = settings.build(labels, settings.contexts).to(settings.device)
         whole.triple_penalty.load_state_dict(penalty.triple_penalty.state_dict())
-        _learn_contexts(whole, samples, indices, settings, lambda *n: tell("label contexts", *n))
+        _learn_contexts(whole, trust, samples, indices, settings, lambda *n: tell("label contexts", *n))
         made["label contexts"] = whole
     return made
 
 
 def _learn_penalty(
-    mrf: MeanField, samples: Samples, indices: Sequence[int], settings: FitSettings, tell: Callable[[int, int], None]
+    mrf: MeanField,
+    trust: nn.Parameter,
+    samples: Samples,
+    indices: Sequence[int],
+    settings: FitSettings,
+    tell: Callable[[int, int], None],
 ) -> None:
     def loss(random: np.random.Generator) -> Tensor:
         batch = [_crop(samples[int(i)], settings.crop, random) for i in _draw(indices, settings.batch, random)]
         log_p, image, mask = (torch.stack(part).to(settings.device) for part in zip(*batch, strict=True))
-        return functional.nll_loss(mrf(log_p.float(), image), mask.long(), ignore_index=VOID)
+        return _loss(mrf(log_p.float(), image), trust, mask)
 
-    _descend(mrf.triple_penalty, loss, settings.penalty_steps, settings.penalty_rate, settings.seed, tell)
+    _descend(mrf.triple_penalty, trust, loss, settings.penalty_steps, settings.penalty_rate, settings.seed, tell)
 
 
 def _learn_contexts(
-    mrf: MeanField, samples: Samples, indices: Sequence[int], settings: FitSettings, tell: Callable[[int, int], None]
+    mrf: MeanField,
+    trust: nn.Parameter,
+    samples: Samples,
+    indices: Sequence[int],
+    settings: FitSettings,
+    tell: Callable[[int, int], None],
 ) -> None:
     contexts, room = mrf.label_contexts, MEMORY
     assert contexts is not None  # settings.contexts is not 0
@@ -336,10 +347,18 @@ def _learn_contexts(
         chosen = [int(i) for i in _draw(indices, settings.batch, random)]
         batch = [_crop(samples[i], settings.crop, random, penalty(i)) for i in chosen]
         log_p, _, mask, t = (torch.stack(part).to(settings.device) for part in zip(*batch, strict=True))
-        log_q = (log_p.float() - contexts(t.float())).log_softmax(1)  # b13 to b15
-        return functional.nll_loss(log_q, mask.long(), ignore_index=VOID)
+        return _loss(log_p.float() - contexts(t.float()), trust, mask)  # b13 to b15
 
-    _descend(contexts, loss, settings.contexts_steps, settings.contexts_rate, settings.seed + 1, tell)
+    _descend(contexts, trust, loss, settings.contexts_steps, settings.contexts_rate, settings.seed + 1, tell)
+
+
+def _loss(scores: Tensor, trust: Tensor, mask: Tensor) -> Tensor:
+    """Cross-entropy of softmax(e^trust scores).
+
+    `trust` changes no label and is not kept. It is learned along, since the MRF of an overconfident network would
+    otherwise learn to doubt it (a penalty on whatever is predicted) instead of to correct it.
+    """
+    return functional.cross_entropy(trust.exp() * scores, mask.long(), ignore_index=VOID)
 
 
 def _draw(indices: Sequence[int], count: int, random: np.random.Generator) -> Any:
@@ -360,6 +379,7 @@ def _crop(sample: Sample, side: int, random: np.random.Generator, *more: Tensor)
 
 def _descend(
     module: nn.Module,
+    trust: nn.Parameter,
     loss: Callable[[np.random.Generator], Tensor],
     steps: int,
     rate: float,
@@ -368,7 +388,7 @@ def _descend(
 ) -> None:
     """Adam with the rate going down to nothing along half a cosine."""
     module.requires_grad_(True)
-    optimiser = torch.optim.Adam(module.parameters(), lr=rate)
+    optimiser = torch.optim.Adam([*module.parameters(), trust], lr=rate)
     random = np.random.default_rng([seed, 1])
     for step in range(steps):
         for group in optimiser.param_groups:

@@ -95,6 +95,7 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     _check_folder(recipe, folder, resume)
     accelerator = Accelerator(mixed_precision=recipe.precision)
     set_seed(recipe.seed)
+    torch.backends.cudnn.benchmark = True  # crops are of one size: the search for the fastest convolution pays
     data = open_data(recipe.data.train, recipe.data.train_split)
     val = open_data(recipe.data.val or recipe.data.train, recipe.data.val_split)
     model = _build(recipe, data, watch).to(accelerator.device)

@@ -124,6 +124,21 @@ def test_scales_far_from_one(of_t: float, of_weight: float) -> None:
         assert _error(one, other) < 1e-3
 
 
+def test_operands_by_the_copy_engine() -> None:
+    """Also where a row of the matrix makes several pixels: the gradient to t."""
+    if CUDA and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("this GPU has no such engine")
+    t, weight, bias, grad = _data(2, 3, (5, 7), 2, (3, 3))
+    tile = contexts_triton.Tile(block_m=64, warps=4, stages=1, tma_a=True, tma_b=True)
+    with contexts_triton.precision("fp16"):
+        out, active = contexts_triton._forward(t, weight, bias, 2)
+        assert torch.equal(contexts_triton._forward(t, weight, bias, 2, tile)[0], out)
+        assert contexts_triton._plan(6, 3, 3, 3, 1, 1, True).shifts > 1
+        wanted = contexts_triton._backward(grad, active, t, weight, 2, True, False)[0]
+        got = contexts_triton._backward(grad, active, t, weight, 2, True, False, tile)[0]
+    assert torch.equal(got, wanted)
+
+
 @pytest.mark.parametrize("labels", [5, 40])
 def test_softmax_in_the_same_kernel(labels: int) -> None:
     t, weight, bias, log_p = _data(2, labels, (3, 5), 3 if labels == 5 else 5, (3, 3))

@@ -38,6 +38,14 @@ def test_interpreted() -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+@runs_here
+def test_features_asked_for_one_row_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distance_triton, "AHEAD", True)
+    monkeypatch.setattr(distance_triton, "UNROLL", 2)
+    shape, maps, window, spacing, gate = CASES[0]
+    _compare(*_inputs(shape, maps), window, spacing, gate)
+
+
 def _inputs(shape: tuple[int, ...], maps: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
     q = torch.rand(shape, device=DEVICE).to(dtype)

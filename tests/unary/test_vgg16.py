@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from deepmrf.unary import VGG16
 from deepmrf.unary.imagenet import VGG16_CONVOLUTIONS
+from deepmrf.unary.vgg16 import SparseConvolution
 
 TABLE_1 = {
     # group: (channels, size, filter)
@@ -167,3 +168,11 @@ def test_errors_name_the_file(tmp_path, imagenet):
     save_file(wrong, tmp_path / "wrong.safetensors")
     with pytest.raises(ValueError, match=r"\(64, 3, 5, 5\) for b1\.0\.weight"):
         network.load_imagenet(tmp_path / "wrong.safetensors")
+
+
+@pytest.mark.parametrize("size", [(9, 13), (8, 12), (1, 1)])
+@pytest.mark.parametrize(("filter_size", "dilation"), [(3, 2), (7, 4)])
+def test_interleaved_grids_are_the_dilated_convolution(size, filter_size, dilation):
+    made = SparseConvolution(3, 5, filter_size, padding=dilation * (filter_size // 2), dilation=dilation)
+    x = torch.randn(2, 3, *size)
+    torch.testing.assert_close(made.interleaved(x), made(x), rtol=1e-4, atol=1e-5)

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,16 @@ from torch.nn import functional
 from deepmrf.ops.backends import Implementation
 from deepmrf.ops.window import Reach, reaches
 
-_LARGEST = 40  # pixels along an axis of a filter: beyond, even tiles of 64 pixels are mostly border
+_SIDES = ((5, 16), (16, 32), (25, 48), (40, 64))
+"""(filters up to, P): the tile for a filter, by measurement for 2 to 21 labels on two cores."""
+_WORTH = 10**8
+"""Multiplications of the plain convolution above which the frequency domain is used: from there on it was faster for
+every size of filter, 1 x 1 included; below, both take about a millisecond, and nothing is worth compiling."""
 
 
 def _side(window: tuple[int, ...]) -> int:
-    """P: the tile for a filter, by measurement."""
-    longest = max(window)
-    return 16 if longest <= 4 else 32 if longest <= 13 else 64
+    """P for filters of this size."""
+    return next(side for longest, side in _SIDES if max(window) <= longest)
 
 
 def _sides(t: Tensor, weight: Tensor) -> list[Reach]:
@@ -59,7 +63,7 @@ def _parallel(work: Callable[[int, int], Any], count: int, parts: int) -> list[A
     starts = [count * i // parts for i in range(parts + 1)]
     threads = min(torch.get_num_threads(), parts)
     if threads == 1:
-        return [work(*both) for both in zip(starts[:-1], starts[1:], strict=True)]
+        return [work(*both) for both in pairwise(starts)]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, starts[:-1], starts[1:]))
 
@@ -86,11 +90,12 @@ class _Plan:
 
     def cropped(self, weight: Tensor) -> Tensor:
         """The filters without what no pixel reaches, times 1/P^2, which the transforms leave to do."""
-        cut = [
-            slice(before - near, before - near + n)
-            for (before, _), (near, _), n in zip(reaches(weight.shape[2:]), self.sides, self.window, strict=True)
-        ]
-        return weight.detach().to(self.dtype)[(..., *cut)] / self.side**2
+        weight = weight.detach().to(self.dtype) / self.side**2
+        for axis, ((before, _), (near, _), n) in enumerate(
+            zip(reaches(weight.shape[2:]), self.sides, self.window, strict=True), start=2
+        ):
+            weight = weight.narrow(axis, before - near, n)
+        return weight
 
     def spectra(self, filters: Tensor) -> Any:
         """filters (passes, Q, h, w) -> (passes, F, 2, Q rounded up to whole groups of lanes)."""
@@ -117,7 +122,7 @@ def _in_blocks(weight: Tensor, contexts: int) -> tuple[Tensor, int]:
     block = -(-used // rows) * rows
     passes = -(-channels // used)
     weight = functional.pad(weight, (0, 0, 0, 0, 0, 0, 0, passes * used - channels))
-    weight = functional.pad(weight.unflatten(0, (passes, used)), (0, 0, 0, 0, 0, 0, 0, block - used))
+    weight = functional.pad(weight.view(passes, used, *weight.shape[1:]), (0, 0, 0, 0, 0, 0, 0, block - used))
     return weight.transpose(1, 2).reshape(passes, labels * block, *weight.shape[3:]), block
 
 
@@ -217,12 +222,15 @@ def _possible(t: Tensor, weight: Tensor) -> bool:
         and t.is_floating_point()
         and t.numel() > 0
         and weight.numel() > 0
-        and all(before + after < _LARGEST for before, after in _sides(t, weight))
+        and all(before + after < _SIDES[-1][0] for before, after in _sides(t, weight))
     )
 
 
 def _suits(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> bool:
-    return _possible(t, weight) and find_spec("numba") is not None
+    if not _possible(t, weight):
+        return False
+    work = t[:, 0].numel() * weight.shape[0] * weight.shape[1] * math.prod(_Plan(t, weight).window)
+    return work >= _WORTH and find_spec("numba") is not None
 
 
 IMPLEMENTATION = Implementation("numba", _forward, _backward, _suits)

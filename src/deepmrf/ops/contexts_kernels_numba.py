@@ -5,8 +5,8 @@ Everything here works on `lanes` tiles at once: a value is one vector register t
 The transforms and the complex product are emitted as straight LLVM vector code: loops over lanes in Numba would leave
 it to the compiler to find the vectors, and it does not find these.
 
-A static size (the side of a tile, the rows of a block) is a tuple of that length: Numba then compiles per size, and
-its cache, unlike that of closures over intrinsics, works.
+A static size (the side of a tile, the lanes, the rows of a block) is a tuple of that length: Numba then compiles per
+size, and its cache on disk keeps each of them, which it would not for functions made per size.
 
 Spectrum of a real P x P tile, P even: columns 0 and P/2 of the transformed rows are real, so P/2 + 1 frequencies each
 say all; the other P/2 - 1 columns have P. Together P^2/2 + 2 complex numbers, column after column.
@@ -131,9 +131,9 @@ def _odd(v: _Vectors, x: list[Pair]) -> list[Pair]:
     for k in range(1, n // 2 + 1):
         (er, ei), odd = x[0], None
         for i, ((sr, si), (dr, di)) in enumerate(zip(sums, differences, strict=True), start=1):
-            c, s = math.cos(2 * math.pi * i * k / n), math.sin(2 * math.pi * i * k / n)
-            er, ei = v.add(er, v.scale(sr, c)), v.add(ei, v.scale(si, c))
-            term = v.scale(di, s), v.scale(dr, -s)
+            cosine, sine = math.cos(2 * math.pi * i * k / n), math.sin(2 * math.pi * i * k / n)
+            er, ei = v.add(er, v.scale(sr, cosine)), v.add(ei, v.scale(si, cosine))
+            term = v.scale(di, sine), v.scale(dr, -sine)
             odd = term if odd is None else v.plus(odd, term)
         assert odd is not None
         result[k], result[n - k] = v.plus((er, ei), odd), v.minus((er, ei), odd)
@@ -195,7 +195,7 @@ def _places(context: Any, builder: Any, array_type: Any, array: Value, start: Va
 
 @intrinsic
 def _transform(typing, size, source, re, im, step, target, to_re, to_im, to_step):  # type: ignore[no-untyped-def]
-    """Complex transform from source.flat[re + k step], [im + k step] to target alike; swapped re and im: the inverse."""
+    """Complex transform from source[re + k step] and [im + k step] to target alike; swap re and im for the inverse."""
     i = types.intp
     signature = types.void(size, source, i, i, i, target, i, i, i)
 
@@ -255,8 +255,8 @@ def _product(typing, rows, left, at, row_step, step, imaginary, right, of, of_st
     """target[u] = sum over v of conj(left[u, v]) right[v], complex, for a block of rows u and one vector of lanes.
 
     left[at + u row_step + v step], its imaginary part `imaginary` further; right[of + v of_step] and target[to + u
-    to_step] are vectors, their imaginary parts half a step further. `add` adds to what the target holds. The sums stay in
-    registers all along, two for each row.
+    to_step] are vectors, their imaginary parts half a step further. `add` adds to what the target holds. The sums stay
+    in registers all along, two for each row.
     """
     i = types.intp
     signature = types.void(rows, left, i, i, i, i, right, i, i, target, i, i, i, types.boolean)
@@ -436,7 +436,7 @@ def _scatter(values, grid, first, r, vector, channel, target):  # type: ignore[n
 
 @njit(nogil=True, cache=True)
 def forward_tiles(size, rows, image, filters, vector, block, bias, contexts, corner, grid, out, active, start, stop):  # type: ignore[no-untyped-def]
-    """o14 of the groups start .. stop - 1 of `lanes` tiles: transform, then product, inverse and minimum of some labels.
+    """o14 of the groups start .. stop - 1 of tiles: transform; then product, inverse and minimum, some labels at once.
 
     filters (passes, F, 2, Q): the spectra of `block` patterns at a time, for each of the L inputs, in the first L block
     of Q places. The K L maps exist for the patterns of one pass and one group of tiles only.
@@ -493,10 +493,10 @@ def forward_tiles(size, rows, image, filters, vector, block, bias, contexts, cor
 
 
 @njit(nogil=True, cache=True)
-def backward_tiles(
-    size, rows, grad, active, image, filters, vector, block, contexts, corner, grid, out, weights, image_too, weights_too,
-    start, stop,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+def backward_tiles(  # type: ignore[no-untyped-def]
+    size, rows, grad, active, image, filters, vector, block, contexts, corner, grid, out, weights, image_too,
+    weights_too, start, stop,
+):  # fmt: skip
     """Gradients from the groups start .. stop - 1 of tiles; see forward_tiles.
 
     Towards the image: the active patterns' gradients (K L maps) are correlated with the flipped filters, filters
@@ -599,7 +599,7 @@ def filters_from_spectra(size, weights, vector, target, start, stop):  # type: i
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
 def bias_sums(grad, active, target, start, stop):  # type: ignore[no-untyped-def]
-    """target[channel, k] = sum of grad where pattern k is active; grad (B L, pixels), for channels start .. stop - 1."""
+    """target[channel, k] = sum of grad (B L, pixels) where pattern k is active, for channels start .. stop - 1."""
     part = 4096  # of a map: short enough to stay in the cache, and for sums in grad's own precision
     for channel in range(start, stop):
         for at in range(0, grad.shape[1], part):

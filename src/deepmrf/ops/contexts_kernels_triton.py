@@ -184,7 +184,8 @@ def correlate(
         down = step // STEPS_ROW * GROUP * columns_in
         along = step % STEPS_ROW * BLOCK_K
         if TMA_A:
-            a = a_desc.load([first.to(tl.int32) + down, along])
+            pixel = first.to(tl.int32) + down
+            a = a_desc.load([pixel // SHIFTS, pixel % SHIFTS * CHANNELS + along])
         else:
             a = tl.load(a_ptrs + (down * CHANNELS + along))
         if TMA_B:

@@ -41,15 +41,18 @@ _SMALLEST_WORK = 4e9
 """Multiplications below which cuDNN's single launch beats our five."""
 _SLOTS = 16
 """Groups of eight columns in the widest tile: also the most patterns of one label."""
-ROWS_BLOCK, ROWS_WARPS = 64, 8
+ROWS = (64, 8)
 """Pixels of a line, and warps, of a program that lays out rows."""
+ROWS_SPREAD = (32, 4)
+"""The same when it spreads them to the active patterns."""
 
 
 def set_precision(name: str) -> None:
     """How t and the filters are rounded before they are multiplied; sums are always in float32.
 
     "fp16" (error about 3e-4 of the result, as TF32), "bf16" (3e-3), "fp16x3" (each number as the sum of two float16,
-    three products: 1e-6, three times the work, gradients by cuDNN), or "auto", the default: "fp16", or "fp16x3" for
+    three products: 1e-6, or 3e-9 times the terms of a sum if that is more, because matrix units cut their sums off
+    instead of rounding; three times the work, gradients by cuDNN), or "auto", the default: "fp16", or "fp16x3" for
     float32 when torch.backends.cudnn.allow_tf32 is off.
     """
     global _precision
@@ -165,7 +168,7 @@ def _plan(each: int, tall: int, wide: int, labels: int, contexts: int, copies: i
     return best[1]
 
 
-def _largest(x: Tensor) -> Tensor:
+def largest_bits(x: Tensor) -> Tensor:
     """The bits of the largest magnitude of x, (1,)."""
     size = x.numel()
     bits = torch.zeros(1, device=x.device, dtype=torch.int32)
@@ -190,20 +193,21 @@ def _rows(
 ) -> _Rows:  # fmt: skip
     """x laid out for a plan; `lines` is rows per image, `slack` the readable zero pixels after the last image.
 
-    `bits` is what _largest finds, if it is known.
+    `bits` is what largest_bits finds, if it is known.
     """
     batch, labels, height, width = x.shape
     columns = width + filters[1] // 2  # the larger of the two reaches of a window
-    bits = _largest(x) if bits is None else bits
+    bits = largest_bits(x) if bits is None else bits
     pixels = batch * lines * columns + slack
     buffer = torch.empty(pixels * plan.channels, device=x.device, dtype=half)
     block_c = min(64 if active is None else 128, 1 << (plan.channels - 1).bit_length())
-    block_p = min(ROWS_BLOCK if not _interpreted() else 512, 1 << (columns - 1).bit_length())
+    block_p, warps = ROWS if active is None else ROWS_SPREAD
+    block_p = min(block_p if not _interpreted() else 512, 1 << (columns - 1).bit_length())
     blocks = -(-columns // block_p)
     _kernels().rows[(-(-pixels // columns) * blocks, -(-plan.channels // block_c))](
         x, x if active is None else active, bits, buffer, pixels, batch, height, width, lines, columns, blocks,
         border[0], BEFORE_X=border[1], LABELS=labels, K=0 if active is None else contexts, COPIES=copies,
-        GROUP=plan.group, CHANNELS=plan.channels, BLOCK_P=block_p, BLOCK_C=block_c, num_warps=ROWS_WARPS,
+        GROUP=plan.group, CHANNELS=plan.channels, BLOCK_P=block_p, BLOCK_C=block_c, num_warps=warps,
     )  # fmt: skip
     return _Rows(buffer, bits, lines, columns)
 
@@ -212,7 +216,7 @@ def _filters(
     weight: Tensor, contexts: int, plan: _Plan, adjoint: bool, copies: int, half: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The weight laid out for a plan, and the bits of its largest magnitude."""
-    bits = _largest(weight)
+    bits = largest_bits(weight)
     size = plan.groups * plan.steps * plan.block_n * plan.block_k
     packed = torch.empty(size, device=weight.device, dtype=half)
     block = 512 if not _interpreted() else 1 << 14
@@ -239,7 +243,7 @@ def _tile(plan: _Plan, x: Tensor) -> Tile:
     rows = x.shape[0] * x.shape[2] * x.shape[3] // plan.shifts * plan.groups
     if rows < 264 * 256:
         return Tile(block_m=64, warps=4, stages=3) if rows < 264 * 64 else Tile(block_m=128, warps=4, stages=3)
-    return Tile()
+    return Tile(stages=3 if plan.shifts == 1 else 4)
 
 
 def _slack(plan: _Plan, tile: Tile, columns: int) -> int:
@@ -264,8 +268,11 @@ def _correlate(
         make = importlib.import_module("triton.tools.tensor_descriptor").TensorDescriptor
         length = plan.steps_row * plan.block_k
         if tile.tma_a:
-            reach = (rows.buffer.numel() - length) // plan.channels + 1
-            a_desc = make(rows.buffer, [reach, length], [plan.channels, 1], [tile.block_m, plan.block_k])
+            # A line for every `shifts` pixels, long enough to start at any of them.
+            stride = plan.shifts * plan.channels
+            length += stride - plan.channels
+            reach = (rows.buffer.numel() - length) // stride + 1
+            a_desc = make(rows.buffer, [reach, length], [stride, 1], [tile.block_m, plan.block_k])
         if tile.tma_b:
             lines = packed.numel() // plan.block_k
             b_desc = make(packed, [lines, plan.block_k], [plan.block_k, 1], [plan.block_n, plan.block_k])
@@ -338,11 +345,17 @@ class GradientTile:
     """How the gradient to the filters is cut: patterns x filter numbers per program, pixels per step."""
 
     block_m: int = 128
-    block_n: int = 128
+    block_n: int = 256
     block_p: int = 64
-    warps: int = 4
-    stages: int = 3
-    programs: int = 1056
+    warps: int = 8
+    stages: int = 4
+    programs: int = 528
+
+
+def _gradient_tile(device: torch.device) -> GradientTile:
+    if _interpreted():
+        return GradientTile(block_n=128, warps=4, stages=1, programs=2)
+    return GradientTile() if _roomy(device) else GradientTile(block_n=128, warps=4, stages=2)
 
 
 def _backward(
@@ -368,9 +381,7 @@ def _backward(
     back = _plan(labels * contexts, tall, wide, labels, 1, 1, True)
     front = _plan(labels, tall, wide, labels, contexts, 1, False)
     tile = tile or _tile(back, t)
-    cut = gradient_tile or (
-        GradientTile(programs=2, stages=1) if _interpreted() else GradientTile(stages=3 if _roomy(t.device) else 2)
-    )
+    cut = gradient_tile or (_gradient_tile(t.device))
     columns = width + wide // 2
     # Both buffers get the same lines, so that a pixel of one is a pixel of the other a fixed distance away.
     lines = max(_lines(back, height, tall), _lines(front, height, tall))
@@ -413,7 +424,7 @@ def _backward(
 
 
 def _bias_gradient(grad: Tensor, active: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
-    """The sum of grad over the pixels where each pattern is active, in a fixed order; and _largest(grad)."""
+    """The sum of grad over the pixels where each pattern is active, in a fixed order; and largest_bits(grad)."""
     batch, labels, *size = grad.shape
     pixels = math.prod(size)
     each = 16384

@@ -1,5 +1,6 @@
 """Triton kernels of distance_triton.py, which says how they work; import this module only when they run."""
 # mypy: ignore-errors
+# ruff: noqa: SIM108 (a branch on a constant leaves the other side uncompiled)
 
 from __future__ import annotations
 
@@ -8,10 +9,16 @@ import triton.language as tl
 
 
 @triton.jit
-def shift_features(features, means, shifted, rows, H, W, before, after, scale, P: tl.constexpr):
-    """Centred features (B, F, H, W) into (3, B, F, H, P): in place, as seen `after` to the left, `before + 1` right."""
-    row = tl.program_id(0).to(tl.int64)
-    mean = tl.load(means + row // H)
+def shift_features(features, shifted, planes, H, W, before, after, scale, SAMPLES: tl.constexpr, P: tl.constexpr):
+    """Centred features (B, F, H, W) into (3, B, F, H, P): in place, as seen `after` to the left, `before + 1` right.
+
+    They are centred about the mean of SAMPLES pixels: distances are the same about any number near the mean.
+    """
+    plane = tl.program_id(0).to(tl.int64)
+    here = features + plane * H * W
+    sample = tl.arange(0, SAMPLES).to(tl.int64) * H * W // SAMPLES
+    mean = tl.sum(tl.load(here + sample).to(tl.float32), 0) * (scale / SAMPLES)
+    y = tl.program_id(1)
     x = tl.arange(0, P)
     for side in tl.static_range(3):
         if side == 0:
@@ -21,8 +28,20 @@ def shift_features(features, means, shifted, rows, H, W, before, after, scale, P
         else:
             at = x + before + 1
         inside = (at >= 0) & (at < W)
-        value = tl.load(features + row * W + at, mask=inside, other=0).to(tl.float32) * scale - mean
-        tl.store(shifted + (side * rows + row) * P + x, tl.where(inside, value, 0.0))
+        value = tl.load(here + y * W + at, mask=inside, other=0).to(tl.float32) * scale - mean
+        to = shifted + ((side * planes + plane) * H + y) * P + x
+        tl.store(to, tl.where(inside, value, 0.0))
+
+
+@triton.jit
+def _both_ends(features, row, next_feature, other_side, F: tl.constexpr):
+    """The features of a row as both ends of a window see them: F from its last column, then F from before its first."""
+    found = ()
+    for c in tl.static_range(F):
+        found = found + (tl.load(features + row + c * next_feature),)
+    for c in tl.static_range(F):
+        found = found + (tl.load(features + other_side + row + c * next_feature),)
+    return found
 
 
 @triton.jit
@@ -55,21 +74,15 @@ def _pick(x, shift, NB: tl.constexpr, G: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def window_sums(
-    x, q, kept, shifted, weights, out, kept_out, partials, L, H, W, strip, strips, groups, rows, programs, waves,
+    x, q, kept, shifted, weights, out, kept_out, partials, L, H, W, strip, strips, groups, rows,
     before_y, after_y, before_x, after_x, square_y, square_x,
     BACK: tl.constexpr, GATE: tl.constexpr, KEEP: tl.constexpr, F: tl.constexpr,
-    G: tl.constexpr, NB: tl.constexpr, K: tl.constexpr,
+    G: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, UNROLL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """A strip of rows of G labels of one image. Forward: x is q. BACK: x is the gradient, the reaches are mirrored."""
     P: tl.constexpr = NB * K
     GATED: tl.constexpr = BACK and GATE
-    # GPUs deal programs out to their multiprocessors in turn: those of one, `programs // waves` apart, get the labels of
-    # the same rows, and find their features in its cache.
-    program = tl.program_id(0) % (tl.num_programs(0) // waves) * waves + tl.program_id(0) // (
-        tl.num_programs(0) // waves
-    )
-    if program >= programs:
-        return
+    program = tl.program_id(0)
     group = program % groups
     strip_at = program // groups % strips
     image = (program // groups // strips).to(tl.int64)
@@ -108,7 +121,8 @@ def window_sums(
     for _ in tl.static_range(F):
         hue = hue + (tl.zeros((NB, G, K), tl.float32),)
 
-    for row in range(tl.maximum(y_start - before_y, 0), tl.minimum(y_start + after_y, H - 1) + 1):
+    y_first = tl.maximum(y_start - before_y, 0)
+    for row in tl.range(y_first, tl.minimum(y_start + after_y, H - 1) + 1, loop_unroll_factor=UNROLL):
         value = _load(x, q, at + row * W, inside, GATED)
         step = (row - y_start).to(tl.float32)
         mass += value
@@ -136,6 +150,12 @@ def window_sums(
     sum_position = tl.zeros((NB, G, K), tl.float32)
     sum_bias = tl.zeros((NB, G, K), tl.float32)
 
+    ends = shifted + (rows + feature_row) * P + column
+    other_end = rows.to(tl.int64) * P
+    seen = ()
+    if AHEAD:
+        seen = _both_ends(ends, y_start * P, H * P, other_end, F)
+
     for y in range(y_start, y_stop):
         # The next rows are asked for first, so that they arrive behind the arithmetic.
         entering, leaving = y + 1 + after_y, y - before_y
@@ -152,9 +172,15 @@ def window_sums(
         colour_start = tl.zeros((NB, G, K), tl.float32)
         for c in tl.static_range(F):
             hue_end, hue_start = _ends(hue[c], crossing)
-            feature = tl.load(shifted + (rows + feature_row + c * H + y) * P + column)
+            if AHEAD:
+                feature = seen[c]
+            else:
+                feature = tl.load(ends + (c * H + y) * P)
             colour_end += feature * (feature * mass_end - 2 * hue_end)
-            feature = tl.load(shifted + (2 * rows + feature_row + c * H + y) * P + column)
+            if AHEAD:
+                feature = seen[F + c]
+            else:
+                feature = tl.load(ends + other_end + (c * H + y) * P)
             colour_start += feature * (feature * mass_start - 2 * hue_start)
         # Asked for before the exchange through shared memory, behind whose barriers they would have to wait.
         new = ()
@@ -163,6 +189,8 @@ def window_sums(
             first = shifted + (feature_row + c * H) * P + column
             new = new + (tl.load(first + tl.minimum(entering, H - 1) * P),)
             old = old + (tl.load(first + tl.maximum(leaving, 0) * P),)
+        if AHEAD:
+            seen = _both_ends(ends, tl.minimum(y + 1, H - 1) * P, H * P, other_end, F)
         if BACK:
             squares_end, squares_start = _ends(spread + by_x * u * u * mass, crossing)
             position = _pick(position_end + squares_end, after_x, NB, G, K)

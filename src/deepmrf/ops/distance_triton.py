@@ -35,16 +35,18 @@ MAX_FEATURES = 4
 """A feature costs a sum per column in registers."""
 MAX_COLUMNS = 4096
 """A program holds whole rows in registers."""
-ELEMENTS = 1024
+ELEMENTS = 512
 """Pixels (columns times labels) of a row that a program works on at once; more only for rows that are longer."""
-PER_THREAD = 8
+PER_THREAD = 4
 """Of which each thread has this many: about ten numbers each must fit its registers."""
-PROGRAMS_PER_PROCESSOR = 6
+PROGRAMS_PER_PROCESSOR = 7
 """Strips are cut for so many programs on every multiprocessor: each strip first sums a whole window of rows."""
-TOGETHER = True
-"""Give the programs that share a multiprocessor the labels of the same rows."""
-MAX_REGISTERS: int | None = None
-"""Registers per thread, or the compiler's choice."""
+UNROLL = 1
+"""Rows asked for at once in that first sum."""
+AHEAD = False
+"""Ask for a row's features one row early; the backward has no registers to spare for that."""
+MAX_REGISTERS: int | None = 128
+"""Registers per thread, or the compiler's choice; long rows, of which a thread has more, get the latter."""
 
 
 class Plan(NamedTuple):
@@ -123,14 +125,12 @@ def _shifted(features: Tensor, height: int, width: int, reach: Reach, padded: in
 
     images, maps = features.shape[:2]
     scale = 1 / 255 if features.dtype == torch.uint8 else 1.0
-    flat = features.contiguous().view(images * maps, height * width)
-    means = flat.mean(dim=1, dtype=torch.float32) * scale
     shifted = torch.empty(3, images, maps, height, padded, dtype=torch.float32, device=features.device)
-    rows = images * maps * height
-    if rows:
-        kernels.shift_features[(rows,)](
-            flat, means, shifted, rows, height, width, reach[0], reach[1], scale, P=padded, num_warps=4
-        )
+    if maps:
+        kernels.shift_features[(images * maps, height)](
+            features.contiguous(), shifted, images * maps, height, width, *reach, scale, SAMPLES=256, P=padded,
+            num_warps=4,
+        )  # fmt: skip
     return shifted
 
 
@@ -159,10 +159,9 @@ def _sweep(
         out = torch.empty_like(q)
         kept_out = torch.empty_like(q) if keep else q.new_empty(0)
         partials = torch.empty(programs if back else 0, 3, dtype=torch.float32, device=q.device)
-        options = {} if MAX_REGISTERS is None else {"maxnreg": MAX_REGISTERS}
-        spread = processors(q.device) if TOGETHER else programs
-        waves = -(-programs // spread)
-        kernels.window_sums[(waves * spread,)](
+        crowded = plan.labels * plan.stretches * plan.stretch > 32 * plan.warps * PER_THREAD
+        options = {} if MAX_REGISTERS is None or crowded else {"maxnreg": MAX_REGISTERS}
+        kernels.window_sums[(programs,)](
             x,
             q,
             kept,
@@ -178,8 +177,6 @@ def _sweep(
             strips,
             groups,
             shifted[0].numel() // shifted.shape[-1],
-            programs,
-            waves,
             *reach_y,
             *reach_x,
             squares[0] if len(squares) == 2 else 0.0,
@@ -191,6 +188,8 @@ def _sweep(
             G=plan.labels,
             NB=plan.stretches,
             K=plan.stretch,
+            UNROLL=1 if interpreted() else UNROLL,
+            AHEAD=AHEAD and not back,
             num_warps=plan.warps,
             **options,
         )

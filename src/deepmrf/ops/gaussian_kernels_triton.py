@@ -11,14 +11,28 @@ FAR = tl.constexpr(-1e30)
 
 
 @triton.jit
-def pack(x, scale, packed, L, pixels, LABELS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """x (B, L, pixels), scaled, into (B, pixels, LABELS): labels last, zeros after the L-th."""
+def pack(
+    x, bits, scale, packed, L, pixels, LABELS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    SCALED: tl.constexpr,
+):  # fmt: skip
+    """x (B, L, pixels), scaled, into (B, pixels, LABELS): labels last, zeros after the L-th. Writes the scale, too.
+
+    bits: of x's largest magnitude as a float32, which the scale, a power of two, brings into 0.5 .. 1.
+    """
+    factor = 1.0
+    if SCALED:
+        exponent = tl.load(bits) >> 23
+        # Zeros, infinities and NaN keep the scale 1, so that they come out as they went in.
+        exponent = tl.where((exponent == 0) | (exponent == 255), 126, tl.minimum(tl.maximum(exponent, 26), 226))
+        factor = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0) & (tl.program_id(2) == 0):
+        tl.store(scale, factor)
     image = tl.program_id(2).to(tl.int64)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     label = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     at = (image * L + label[:, None]) * pixels + pixel[None, :]
     value = tl.load(x + at, mask=(label[:, None] < L) & (pixel[None, :] < pixels), other=0).to(tl.float32)
-    value = tl.trans(value * tl.load(scale))
+    value = tl.trans(value * factor)
     at = (image * pixels + pixel[:, None]) * LABELS + label[None, :]
     tl.store(packed + at, value.to(packed.dtype.element_ty), mask=pixel[:, None] < pixels)
 

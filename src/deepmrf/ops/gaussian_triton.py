@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from deepmrf.ops.backends import Implementation
+from deepmrf.ops.contexts_triton import largest_bits
 from deepmrf.ops.distance import unit_features
 from deepmrf.ops.distance_triton import on_device, plane_sides, power_of_two, runs_on
 from deepmrf.ops.window import Reach
@@ -67,19 +68,15 @@ def _pack(x: Tensor) -> Packed:
     pixels = flat.shape[2]
     group = min(max(power_of_two(labels), 16), MAX_GROUP)
     padded = -(-labels // group) * group
-    if PRECISION == "half":
-        largest = torch.linalg.vector_norm(flat, math.inf, dtype=torch.float32)
-        # Zeros, infinities and NaN keep the scale 1, so that they come out as they went in.
-        exponent = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest)).log2().ceil()
-        scale = torch.exp2(-exponent.clamp(-100, 100))
-    else:
-        scale = torch.ones((), dtype=torch.float32, device=x.device)
+    scale = torch.empty((), dtype=torch.float32, device=x.device)
+    bits = largest_bits(flat) if PRECISION == "half" else scale
     half = torch.float16 if PRECISION == "half" else torch.float32
     maps = torch.empty(images, pixels, padded, dtype=half, device=x.device)
     block = 64
     kernels.pack[(-(-pixels // block), padded // group, images)](
-        flat, scale, maps, labels, pixels, LABELS=padded, BLOCK=block, GROUP=group, num_warps=4
-    )
+        flat, bits, scale, maps, labels, pixels, LABELS=padded, BLOCK=block, GROUP=group, SCALED=PRECISION == "half",
+        num_warps=4,
+    )  # fmt: skip
     return Packed(maps, scale, group)
 
 

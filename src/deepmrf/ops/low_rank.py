@@ -7,12 +7,15 @@ expansions, 2014):
     weight[u, v, y, x]  ~  sum over r of  second[u, r, x] first[r, v, y]
 
 `separate` finds the best such sum in the least squares sense from trained filters; first and second can also be
-trained themselves. Per pixel it costs R n (L + K L) multiplications instead of n^2 L K L: a ninth at R = 18, n = 9,
-L = 21, K = 5.
+trained themselves. Per pixel it costs R n (L + K L) multiplications instead of n^2 L K L.
 
 `strided_contexts` evaluates the contexts on blocks of stride x stride pixels, with filters that give the exact mean
 over every block of a t that is constant on blocks, and interpolates the minimum: t is a local average already, so
 little is lost.
+
+Which one: on CPUs the exact contexts (contexts_fft) take less time than separable ones of any useful rank, and stride 2
+takes less than both and stays closer to the exact result. Separable filters save parameters, and time where the
+plain convolution is all there is.
 
 Shapes: t (B, L, H, W), weight (L * K, L, N, M), first (R, L, N, 1), second (L * K, R, 1, M), bias (L * K,).
 """
