@@ -81,7 +81,8 @@ def to_tensor(photo: np.ndarray) -> torch.Tensor:
 def scores(labels: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
     """Share of right pixels, and intersection over union averaged over the labels."""
     ious = [
-        ((labels == v) & (reference == v)).sum() / ((labels == v) | (reference == v)).sum() for v in np.unique(reference)
+        ((labels == v) & (reference == v)).sum() / ((labels == v) | (reference == v)).sum()
+        for v in np.unique(reference)
     ]
     return float((labels == reference).mean()), float(np.mean(ious))
 
@@ -123,7 +124,11 @@ def main() -> None:
     colours = figures.palette(len(NAMES))
     pictures = [("photograph", photo), ("reference", figures.overlay(photo, reference, colours))]
     print(f"{'':34}  pixels right    mean IoU   seconds")
-    for name, layer in (("before", None), ("dense CRF, customary parameters", customary), ("dense CRF, learned", learned)):
+    for name, layer in (
+        ("before", None),
+        ("dense CRF, customary parameters", customary),
+        ("dense CRF, learned", learned),
+    ):
         with torch.no_grad():
             if layer is not None:
                 layer(log_p, image)  # the first call compiles

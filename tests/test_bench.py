@@ -100,7 +100,7 @@ def test_inputs_are_seeded_normalised_and_have_structure():
     again, other = make_inputs(2, 5, 64, seed=4), make_inputs(2, 5, 64, seed=5)
     assert torch.equal(log_p, again[0])
     assert torch.equal(image, again[1])
-    assert not torch.equal(image, other[1])
+    assert not torch.equal(log_p, other[0])
     torch.testing.assert_close(log_p.exp().sum(1), torch.ones(2, 64, 64))
     assert image.min() >= 0
     assert image.max() <= 1

@@ -118,7 +118,7 @@ def test_interrupted_it_prints_and_writes_what_is_there(tmp_path, monkeypatch):
         results.rows[0].repeats_s.append(0.001)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deepmrf.cli.run", interrupted)
+    monkeypatch.setattr("deepmrf.cli.bench.run", interrupted)
     result = type_in("bench", "--quick", "--out", str(tmp_path))
     assert result.exit_code == 130
     assert "Interrupted" in result.output

@@ -28,7 +28,7 @@ def _write(root, stem, image, mask, log_p):
     np.save(root / "predictions" / f"{stem}.npy", log_p.numpy())
 
 
-def scenes(root, count=8, noise=1.5):
+def scenes(root, count=8, noise=1.5, sharpness=1.0):
     """Scenes whose predictions are the truth, blurred and noisy."""
     data = synthetic((48, 64), count=count, noise=10.0)
     random = torch.Generator().manual_seed(0)
@@ -36,7 +36,7 @@ def scenes(root, count=8, noise=1.5):
         image, mask = data.read(item)
         truth = functional.one_hot(torch.from_numpy(mask).long(), 6).permute(2, 0, 1)[None].float()
         logits = 4 * functional.avg_pool2d(truth, 5, 1, 2) + noise * torch.randn(truth.shape, generator=random)
-        _write(root, item.name, image, mask, logits[0].log_softmax(0))
+        _write(root, item.name, image, mask, (sharpness * logits[0]).log_softmax(0))
     return root / "predictions", root / "images", root / "masks"
 
 
@@ -89,6 +89,14 @@ def test_saved_and_loaded(report, tmp_path):
     (tmp_path / "mrf" / "config.json").write_text(json.dumps(config | {"format": 9}))
     with pytest.raises(ValueError, match="newer"):
         load_mrf(tmp_path / "mrf")
+
+
+def test_overconfident_predictions_are_corrected_and_not_just_doubted(tmp_path):
+    folders = scenes(tmp_path, count=4, sharpness=4.0)
+    found = fit(*folders, replace(QUICK, contexts=0))
+    assert found.kept == "triple penalty"
+    assert found.after.miou > found.before.miou + 0.05
+    assert found.mean_field.triple_penalty.scale < 0  # pixels that agree cost less
 
 
 def test_perfect_predictions_are_left_alone(tmp_path):

@@ -16,7 +16,7 @@ import deepmrf
 
 ROOT = Path(deepmrf.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
-RANKS = {"cli": 6, "app": 6, "bench": 5, "train": 5, "fit": 5, "refine": 5, "evaluate": 4, "predict": 3, "dpn": 3}
+RANKS = {"cli": 6, "app": 6, "bench": 5, "train": 5, "refine": 5, "fit": 4, "evaluate": 4, "predict": 3, "dpn": 3}
 RANKS |= {"unary": 2, "layers": 2, "ops": 1}
 """Imports go from higher to lower numbers only."""
 ASIDE = {"data", "metrics", "figures", "flow", "checkpoint"}

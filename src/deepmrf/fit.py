@@ -27,7 +27,7 @@ from torch.nn import functional
 from deepmrf import checkpoint
 from deepmrf.data.dataset import lookup_table
 from deepmrf.data.files import VOID, DataError, read_image, read_mask
-from deepmrf.data.folder import _labels as read_labels
+from deepmrf.data.folder import read_labels
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.layers import MeanField
 from deepmrf.layers.triple_penalty import Kernel

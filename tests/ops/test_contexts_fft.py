@@ -16,16 +16,16 @@ CASES = [
     pytest.param(1, 3, 3, (5, 4), (3, 3), id="small"),
     pytest.param(1, 3, 3, (1, 1), (9, 9), id="one pixel"),
     pytest.param(2, 3, 3, (63, 41), (5, 5), id="batch of two"),
-    pytest.param(1, 3, 3, (513, 17), (9, 9), id="long and narrow"),
-    pytest.param(1, 3, 3, (17, 30), (4, 6), id="even, rectangular"),
+    pytest.param(1, 3, 3, (17, 30), (4, 2), id="even, rectangular"),
     pytest.param(2, 3, 3, (40, 25), (1, 5), id="one row"),
-    pytest.param(1, 3, 3, (8, 6), (21, 30), id="filter larger than the image"),
+    pytest.param(1, 3, 3, (3, 2), (9, 8), id="filter larger than the image"),
     pytest.param(1, 3, 3, (30, 50), (1, 1), id="1 x 1"),
 ]
 SINGLE = [
+    pytest.param(1, 3, 3, (8, 6), (21, 30), id="filter much larger than the image"),
+    pytest.param(1, 3, 3, (513, 17), (9, 9), id="long and narrow"),
     pytest.param(1, 3, 1, (33, 20), (3, 3), id="K=1"),
     pytest.param(1, 11, 3, (20, 40), (5, 3), id="labels in blocks"),
-    pytest.param(1, 3, 3, (70, 50), (20, 25), id="tiles of 48"),
     pytest.param(1, 3, 3, (70, 90), (31, 40), id="tiles of 64"),
 ]
 ALL = [
@@ -79,9 +79,7 @@ def test_forward_equals_the_convolution(batch, labels, contexts, image, window, 
     assert torch.equal(active[clear], expected_active[clear])
 
 
-@pytest.mark.parametrize(
-    "batch, labels, contexts, image, window, dtype, tolerance", [c for c in ALL if "48" not in c.id]
-)
+@pytest.mark.parametrize("batch, labels, contexts, image, window, dtype, tolerance", ALL)
 def test_backward_equals_the_convolution(batch, labels, contexts, image, window, dtype, tolerance):
     t, weight, bias = example(batch, labels, contexts, image, window, dtype)
     grad = example(batch, labels, contexts, image, window[::-1], dtype)[0]

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+IMAGES = ("photo", "generated", "noise")
+"""A photograph (generated where scikit-image is missing), coloured regions, or noise: the worst for a lattice."""
 REGIONS = 6
 """Objects per image: each has its own colour, and the labels lean towards it."""
 
@@ -28,16 +30,18 @@ def photograph(size: int) -> Tensor | None:
     return functional.interpolate(photo, size=(size, size), mode="bilinear", antialias=True)
 
 
-def make_inputs(batch: int, labels: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
+def make_inputs(batch: int, labels: int, size: int, seed: int, kind: str = "photo") -> tuple[Tensor, Tensor]:
     """Log-probabilities (B, L, H, W) and an image (B, 3, H, W) in [0, 1] whose edges they roughly follow; float32."""
     generator = torch.Generator().manual_seed(seed)
     regions = _smooth(batch, REGIONS, size, 5, generator).argmax(1)  # (B, H, W)
     colours = torch.rand(REGIONS, 3, generator=generator)
     image = colours[regions].movedim(-1, 1).contiguous()
     image += 0.08 * _smooth(batch, 3, size, 9, generator) + 0.02 * torch.randn(image.shape, generator=generator)
-    photo = photograph(size)
+    photo = photograph(size) if kind == "photo" else None
     if photo is not None:  # the colours of a real photograph cost a dense CRF's lattice more than a generated image's
         image = photo.expand(batch, -1, -1, -1).contiguous()
+    elif kind == "noise":
+        image = torch.rand(image.shape, generator=generator)
     log_p = torch.empty(batch, labels, size, size)
     for label in range(labels):  # one map at a time: the largest case fills most of the memory
         log_p[:, label] = _smooth(batch, 1, size, 12, generator)[:, 0]

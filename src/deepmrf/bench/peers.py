@@ -43,7 +43,7 @@ def direct_loop(
         every = [every[i] for i in np.random.default_rng(0).choice(len(every), sample, replace=False)]
     for offset in every:
         j, z = overlap(offset, q.shape[2:])
-        j_rows, j_columns, z_rows, z_columns = *j, *z
+        (_, j_rows, j_columns), (_, z_rows, z_columns) = j, z
         d = features[:, :, j_rows, j_columns] - features[:, :, z_rows, z_columns]
         d = d.square_().sum(1, keepdim=True)  # (B, 1, H', W')
         d.mul_(w_colour).add_(w_position * sum(o * o for o in offset))
@@ -94,6 +94,7 @@ def unfolded_crf(log_p: Tensor, image: Tensor, window: int = 11, iterations: int
 
 
 def pydensecrf_installed() -> bool:
+    """Can the peer be imported?"""
     return importlib.util.find_spec("pydensecrf") is not None
 
 

@@ -119,7 +119,7 @@ def as_dict(results: Results) -> dict[str, Any]:
         "schema": SCHEMA,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "finished": results.finished,
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(["deepmrf", *sys.argv[1:]]),
         "commit": commit(),
         "hardware": hardware(),
         "load": results.load,

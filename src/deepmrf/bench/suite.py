@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from deepmrf.bench.cases import Case, Kind, Pool, Unavailable
+from deepmrf.bench.inputs import IMAGES
 from deepmrf.bench.measure import Effort, Notify, Row, in_fresh_process, measure_memory, time_rows
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -37,6 +38,7 @@ class Settings:
     memory: bool
     large: bool
     seed: int
+    image: str = "photo"
 
     @classmethod
     def of(
@@ -54,6 +56,7 @@ class Settings:
         memory: bool = True,
         large: bool = False,
         seed: int = 0,
+        image: str = "photo",
     ) -> Settings:
         """Settings with the paper's sizes for what is None (small ones with quick). ValueError says what to pass."""
         if device not in ("cpu", "cuda"):
@@ -62,6 +65,8 @@ class Settings:
             raise ValueError("device='cuda' needs a GPU that PyTorch sees, and there is none: choose 'cpu'.")
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r} is unknown: choose one of {', '.join(DTYPES)}.")
+        if image not in IMAGES:
+            raise ValueError(f"image={image!r} is unknown: choose one of {', '.join(IMAGES)}.")
         if large and device != "cpu":
             raise ValueError("large is a case for the CPU's memory: choose device='cpu'.")
         size = size if size is not None else (48 if quick else 512)
@@ -74,7 +79,9 @@ class Settings:
             raise ValueError(f"threads={threads} must be at least 1.")
         if threads is None and quick and device == "cpu":
             threads = 1  # on small images threads wait for each other more than they work
-        return cls(device, size, labels, batch, dtype, threads, quick, implementations, scaling, memory, large, seed)
+        return cls(
+            device, size, labels, batch, dtype, threads, quick, implementations, scaling, memory, large, seed, image
+        )
 
     @property
     def effort(self) -> Effort:
@@ -82,9 +89,8 @@ class Settings:
 
     def case(self, name: str, kind: Kind, **changes: object) -> Case:
         """A case of this run's size; `changes` go to Case."""
-        base = Case(
-            name, kind, self.size, self.labels, self.batch, device=self.device, dtype=self.dtype, seed=self.seed
-        )
+        base = Case(name, kind, self.size, self.labels, self.batch, device=self.device, dtype=self.dtype)
+        base = dataclasses.replace(base, seed=self.seed, image=self.image)
         return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 

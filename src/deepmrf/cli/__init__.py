@@ -1,8 +1,9 @@
 """The `deepmrf` command: reads options and prints; the work is done elsewhere. Nothing else imports typer and rich.
 
-bench      deepmrf bench
-training   deepmrf train, deepmrf evaluate
-data       deepmrf data get, deepmrf data check
+training      deepmrf train, deepmrf evaluate
+predictions   deepmrf fit, deepmrf refine
+data          deepmrf data get, deepmrf data check
+bench         deepmrf bench
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from typing import Annotated
 import typer
 
 import deepmrf
-from deepmrf.cli.bench import BENCH_HELP, bench
+from deepmrf.cli.bench import BENCH_HELP, bench_command
 from deepmrf.cli.data import data_app
+from deepmrf.cli.predictions import FIT_HELP, REFINE_HELP, fit_command, refine_command
 from deepmrf.cli.training import EVALUATE_HELP, TRAIN_HELP, evaluate, train
 
 app = typer.Typer(
     name="deepmrf",
     help="Learnable Markov random fields for segmentation.\n\n"
-    "Example: [bold]deepmrf bench --quick[/bold] measures every layer on small images in a few seconds.",
+    "Have a network? [bold]deepmrf fit[/bold] learns an MRF on its saved predictions, [bold]deepmrf refine[/bold] "
+    "applies it. Have labelled images? [bold]deepmrf train[/bold]. In a hurry? [bold]deepmrf bench --quick[/bold].",
     rich_markup_mode="rich",
     no_args_is_help=True,
     add_completion=False,
@@ -43,7 +46,9 @@ def main(
 
 app.command(help=TRAIN_HELP)(train)
 app.command(help=EVALUATE_HELP)(evaluate)
-app.command(help=BENCH_HELP)(bench)
+app.command(name="fit", help=FIT_HELP)(fit_command)
+app.command(name="refine", help=REFINE_HELP)(refine_command)
+app.command(name="bench", help=BENCH_HELP)(bench_command)
 app.add_typer(data_app, name="data")
 
 __all__ = ["app", "main"]

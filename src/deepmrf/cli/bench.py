@@ -37,7 +37,7 @@ box sums, the last three in plain PyTorch. A figure that was extrapolated says s
 """
 
 
-def bench(
+def bench_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     size: Annotated[int | None, typer.Option(help="Side of the square images. [512, with --quick 48]")] = None,
     labels: Annotated[int | None, typer.Option(help="Number of labels. [21, with --quick 4]")] = None,
@@ -53,6 +53,7 @@ def bench(
     memory: Annotated[bool, typer.Option(help="Measure peak memory; on the CPU a fresh process per case.")] = True,
     large: Annotated[bool, typer.Option("--large", help="Also 4096 x 4096 on the CPU, if it fits the memory.")] = False,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    image: Annotated[str, typer.Option(help="photo, generated or noise: dense CRF's time depends on it.")] = "photo",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write into; benchmarks/results/DATE-DEVICE if not given.")
     ] = None,
@@ -73,6 +74,7 @@ def bench(
             memory=memory,
             large=large,
             seed=seed,
+            image=image,
         )
     except ValueError as error:
         typer.echo(str(error), err=True)

@@ -52,7 +52,7 @@ def folder(root: str | os.PathLike[str], split: str | None = None) -> Dataset:
         # Kept, so that check_pairs names them.
         items += [Item(name, images / f"{name}{_usual_suffix(items)}", None) for name in absent]
     need_items(items, top, f"split {split!r} (splits found: {known})" if split else "any split")
-    labels, lookup, colours = _labels(top)
+    labels, lookup, colours = read_labels(top)
     return Dataset(items, labels, lookup, colours, unpaired=found.values())
 
 
@@ -128,7 +128,8 @@ def _usual_suffix(items: list[Item]) -> str:
     return items[0].image.suffix if items else ".png"
 
 
-def _labels(top: Path) -> tuple[LabelSet, NDArray[np.int16], dict[Colour, int] | None]:
+def read_labels(top: Path) -> tuple[LabelSet, NDArray[np.int16], dict[Colour, int] | None]:
+    """The labels of a folder, the table from ids in its masks to them, and colours that stand for labels, if any."""
     path = top / "labels.json"
     if not path.is_file():
         return (*_inferred(top), None)

@@ -116,7 +116,8 @@ class MeanField(nn.Module):
         for _ in range(self.iterations):
             t = self.triple_penalty(log_q.exp(), image, norms)  # b12
             penalty = t if self.label_contexts is None else self.label_contexts(t)  # b13, b14
-            log_q = (unary - penalty).log_softmax(1)  # b15
+            energy = unary - penalty if torch.is_grad_enabled() else torch.sub(unary, penalty, out=penalty)
+            log_q = energy.log_softmax(1)  # b15
         return log_q
 
     def compress(self, rank: int | None = None, stride: int = 1) -> MeanField:

@@ -28,7 +28,7 @@ from torch.nn import functional
 from deepmrf.ops.backends import Implementation
 from deepmrf.ops.window import Reach, reaches
 
-_SIDES = ((5, 16), (16, 32), (25, 48), (40, 64))
+_SIDES = ((5, 16), (16, 32), (40, 64))
 """(filters up to, P): the tile for a filter, by measurement for 2 to 21 labels on two cores."""
 _WORTH = 10**8
 """Multiplications of the plain convolution above which the frequency domain is used: from there on it was faster for

@@ -8,8 +8,8 @@ it to the compiler to find the vectors, and it does not find these.
 A static size (the side of a tile, the lanes, the rows of a block) is a tuple of that length: Numba then compiles per
 size, and its cache on disk keeps each of them, which it would not for functions made per size.
 
-Spectrum of a real P x P tile, P even: columns 0 and P/2 of the transformed rows are real, so P/2 + 1 frequencies each
-say all; the other P/2 - 1 columns have P. Together P^2/2 + 2 complex numbers, column after column.
+Spectrum of a real P x P tile, P a power of two: columns 0 and P/2 of the transformed rows are real, so P/2 + 1
+frequencies each say all; the other P/2 - 1 columns have P. Together P^2/2 + 2 complex numbers, column after column.
 """
 
 from __future__ import annotations
@@ -93,20 +93,13 @@ class _Vectors:
 
 
 def _fourier(v: _Vectors, x: list[Pair]) -> list[Pair]:
-    """X[k] = sum of x[i] exp(-2 pi i k i / n): split radix, then radix 2, then the definition for an odd rest."""
+    """X[k] = sum of x[i] exp(-2 pi i k i / n), n a power of two, by split radix."""
     n = len(x)
     if n == 1:
         return x
     if n == 2:
         return [v.plus(x[0], x[1]), v.minus(x[0], x[1])]
-    if n % 2:
-        return _odd(v, x)
     even = _fourier(v, x[0::2])
-    if n % 4:
-        odd = [v.turn(o, k, n) for k, o in enumerate(_fourier(v, x[1::2]))]
-        return [v.plus(e, o) for e, o in zip(even, odd, strict=True)] + [
-            v.minus(e, o) for e, o in zip(even, odd, strict=True)
-        ]
     result: list[Any] = [None] * n
     quarter = n // 4
     for k, (a, b) in enumerate(zip(_fourier(v, x[1::4]), _fourier(v, x[3::4]), strict=True)):
@@ -119,70 +112,32 @@ def _fourier(v: _Vectors, x: list[Pair]) -> list[Pair]:
     return result
 
 
-def _odd(v: _Vectors, x: list[Pair]) -> list[Pair]:
-    """The same by definition for an odd n (3 or 5), the two halves of each sum taken together."""
-    n = len(x)
-    sums = [v.plus(x[i], x[n - i]) for i in range(1, n // 2 + 1)]
-    differences = [v.minus(x[i], x[n - i]) for i in range(1, n // 2 + 1)]
-    result: list[Any] = [None] * n
-    result[0] = x[0]
-    for s in sums:
-        result[0] = v.plus(result[0], s)
-    for k in range(1, n // 2 + 1):
-        (er, ei), odd = x[0], None
-        for i, ((sr, si), (dr, di)) in enumerate(zip(sums, differences, strict=True), start=1):
-            cosine, sine = math.cos(2 * math.pi * i * k / n), math.sin(2 * math.pi * i * k / n)
-            er, ei = v.add(er, v.scale(sr, cosine)), v.add(ei, v.scale(si, cosine))
-            term = v.scale(di, sine), v.scale(dr, -sine)
-            odd = term if odd is None else v.plus(odd, term)
-        assert odd is not None
-        result[k], result[n - k] = v.plus((er, ei), odd), v.minus((er, ei), odd)
-    return result
-
-
 def _real_fourier(v: _Vectors, x: list[Value]) -> list[Pair]:
     """X[0 .. n/2] of a real x: the second half is the conjugate of the first and never computed."""
     n = len(x)
-    zero = v.constant(0.0)
     if n == 1:
-        return [(x[0], zero)]
-    if n % 2:
-        return _odd(v, [(value, zero) for value in x])[: n // 2 + 1]
+        return [(x[0], v.constant(0.0))]
     even, odd = _real_fourier(v, x[0::2]), _real_fourier(v, x[1::2])
     result: list[Any] = [None] * (n // 2 + 1)
     for k in range(n // 4 + 1):
         turned = v.turn(odd[k], k, n)
-        result[k] = v.plus(even[k], turned)
         re, im = v.minus(even[k], turned)
         result[n // 2 - k] = re, v.negative(im)
-    if n % 4 == 0:  # n/2 - k = k: both formulas hold, the first without rounding the sign of zero away
-        k = n // 4
-        result[k] = v.plus(even[k], v.turn(odd[k], k, n))
+        result[k] = v.plus(even[k], turned)
     return result
 
 
 def _real_inverse(v: _Vectors, spectrum: list[Pair]) -> list[Value]:
-    """n x[i] from X[0 .. n/2], the transpose of the above."""
+    """n x[i] from X[0 .. n/2]: the steps of _real_fourier undone. Imaginary parts of X[0] and X[n/2] are not read."""
     half = len(spectrum) - 1
-    n = 2 * half
     if half == 1:
         a, b = spectrum[0][0], spectrum[1][0]
         return [v.add(a, b), v.sub(a, b)]
-    if half % 2:  # n = 2 (2 m + 1): the two odd halves by definition
-        even, odd = [], []
-        for k in range(half):
-            re, im = spectrum[k]
-            mre, mim = spectrum[half - k]
-            even.append((v.add(re, mre), v.sub(im, mim)))
-            odd.append(v.turn((v.sub(re, mre), v.add(im, mim)), -k, n))
-        first, second = [[p[1] for p in _fourier(v, [(im, re) for re, im in h])] for h in (even, odd)]
-        return [value for pair in zip(first, second, strict=True) for value in pair]
     even, odd = [], []
     for k in range(half // 2 + 1):
-        re, im = spectrum[k]
-        mre, mim = spectrum[half - k]
-        even.append((v.add(re, mre), v.sub(im, mim)))
-        odd.append(v.turn((v.sub(re, mre), v.add(im, mim)), -k, n))
+        (re, im), (far_re, far_im) = spectrum[k], spectrum[half - k]
+        even.append((v.add(re, far_re), v.sub(im, far_im)))
+        odd.append(v.turn((v.sub(re, far_re), v.add(im, far_im)), -k, 2 * half))
     first, second = _real_inverse(v, even), _real_inverse(v, odd)
     return [value for pair in zip(first, second, strict=True) for value in pair]
 
@@ -317,6 +272,23 @@ def _transpose(typing, source, start, step, target, to, to_step):  # type: ignor
     return signature, generate
 
 
+@intrinsic
+def _copy(typing, source, start, target, to, count):  # type: ignore[no-untyped-def]
+    """target[to + c] = source[start + c] for c < count, converted. Numba's own loop tests each index for below 0."""
+    i = types.intp
+    signature = types.void(source, i, target, i, i)
+
+    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        a, start, b, to, count = args
+        with cgutils.for_range(builder, count) as loop:
+            (origin,) = _places(context, builder, source, a, builder.add(start, loop.index), start, 1)
+            (place,) = _places(context, builder, target, b, builder.add(to, loop.index), to, 1)
+            builder.store(context.cast(builder, builder.load(origin), source.dtype, target.dtype), place)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
 @njit(nogil=True, cache=True)
 def _spectrum(size, rows, cells, vector, work, target, to, imaginary, step):  # type: ignore[no-untyped-def]
     """The spectra of the tiles in cells (P, P, lanes), of which only the first rows are not zero.
@@ -363,30 +335,61 @@ def _row(size, work, at, vector, target, to):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _gather(image, channel, grid, first, start, side, high, wide, vector, cells):  # type: ignore[no-untyped-def]
-    """Rows and columns start .. of tiles first .. into cells (side, side, lanes), zeros outside the image.
+def _locate(grid, first, batch, vector, places):  # type: ignore[no-untyped-def]
+    """(image of the batch, first row, first column) of tiles first .., into places; image -1 past the last tile.
 
-    grid is (tiles down, tiles across, rows of a tile, columns of a tile); high x wide of the cells are filled.
+    grid is (tiles down, tiles across, rows of a tile, columns of a tile).
     """
-    lanes = len(vector)
     down, across, m_y, m_x = grid
-    size_y, size_x = image.shape[2:]
-    for lane in range(lanes):
+    for lane in range(len(vector)):
         b, place = divmod(first + lane, down * across)
-        if b >= image.shape[0]:
-            b, place = 0, down * across * (size_y + 1)  # past the last tile: far below the image
-        y0, x0 = place // across * m_y + start[0], place % across * m_x + start[1]
-        low, top = min(max(-x0, 0), wide), max(min(size_x - x0, wide), 0)
-        for r in range(high):
-            at = r * side * lanes + lane
-            inside = 0 <= y0 + r < size_y and low < top
-            for c in range(0, low if inside else wide):
-                cells[at + c * lanes] = 0
-            if inside:
-                for c in range(low, top):
-                    cells[at + c * lanes] = image[b, channel, y0 + r, x0 + c]
-                for c in range(top, wide):
-                    cells[at + c * lanes] = 0
+        places[lane, 0] = b if b < batch else -1
+        places[lane, 1] = place // across * m_y
+        places[lane, 2] = place % across * m_x
+
+
+@njit(nogil=True, cache=True)
+def _gather(size, image, channel, places, corner, high, wide, vector, strip, cells):  # type: ignore[no-untyped-def]
+    """high x wide pixels of each tile, from `corner` off its place, into cells (P, P, lanes); zeros outside the image.
+
+    A row of a tile is read as a whole into strip (lanes, P), and the square turned: single values would cost more than
+    the transform.
+    """
+    lanes, side = len(vector), len(size)
+    _, channels, size_y, size_x = image.shape
+    flat = image.reshape(-1)
+    strip[:] = 0
+    for r in range(high):
+        for lane in range(lanes):
+            b, y, x = places[lane, 0], places[lane, 1] + corner[0] + r, places[lane, 2] + corner[1]
+            low, top = max(-x, 0), min(size_x - x, wide)
+            if b >= 0 and 0 <= y < size_y and low < top:
+                _copy(
+                    flat,
+                    ((b * channels + channel) * size_y + y) * size_x + x + low,
+                    strip,
+                    lane * side + low,
+                    top - low,
+                )
+            else:
+                strip[lane * side : lane * side + wide] = 0
+        for c in range(0, side, lanes):
+            _transpose(strip, c, side, cells, (r * side + c) * lanes, lanes)
+
+
+@njit(nogil=True, cache=True)
+def _scatter(size, values, places, r, wide, vector, strip, channel, target):  # type: ignore[no-untyped-def]
+    """Row r of the tiles, values (P, lanes), the first `wide` of it, to where it belongs in the image."""
+    lanes, side = len(vector), len(size)
+    _, channels, size_y, size_x = target.shape
+    flat = target.reshape(-1)
+    for c in range(0, side, lanes):
+        _transpose(values, c * lanes, lanes, strip, c, side)
+    for lane in range(lanes):
+        b, y, x = places[lane, 0], places[lane, 1] + r, places[lane, 2]
+        if b >= 0 and y < size_y:
+            to = ((b * channels + channel) * size_y + y) * size_x + x
+            _copy(strip, lane * side, flat, to, min(wide, size_x - x))
 
 
 @njit(nogil=True, cache=True)
@@ -421,20 +424,6 @@ def _least(values, offset, k, best, chosen):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _scatter(values, grid, first, r, vector, channel, target):  # type: ignore[no-untyped-def]
-    """Row r of tiles first .. to where it belongs in the image."""
-    lanes = len(vector)
-    down, across, m_y, m_x = grid
-    size_y, size_x = target.shape[2:]
-    for lane in range(lanes):
-        b, place = divmod(first + lane, down * across)
-        y, x = place // across * m_y + r, place % across * m_x
-        if b < target.shape[0] and y < size_y:
-            for c in range(min(m_x, size_x - x)):
-                target[b, channel, y, x + c] = target.dtype.type(values[c * lanes + lane])
-
-
-@njit(nogil=True, cache=True)
 def forward_tiles(size, rows, image, filters, vector, block, bias, contexts, corner, grid, out, active, start, stop):  # type: ignore[no-untyped-def]
     """o14 of the groups start .. stop - 1 of tiles: transform; then product, inverse and minimum, some labels at once.
 
@@ -451,13 +440,16 @@ def forward_tiles(size, rows, image, filters, vector, block, bias, contexts, cor
     spectrum = np.empty(frequencies * labels * 2 * lanes, image.dtype)
     product = np.empty(frequencies * block * 2 * lanes, image.dtype)
     row = np.empty(side * lanes, image.dtype)
-    best = np.empty(m_x * lanes, image.dtype)
-    chosen = np.empty(m_x * lanes, image.dtype)
+    best = np.zeros(side * lanes, image.dtype)
+    chosen = np.zeros(side * lanes, image.dtype)
+    strip = np.empty(side * lanes, image.dtype)
+    places = np.empty((lanes, 3), np.int64)
     left = filters.reshape(-1)
     together = block // contexts
     for first in range(start * lanes, stop * lanes, lanes):
+        _locate(grid, first, image.shape[0], vector, places)
         for v in range(labels):
-            _gather(image, v, grid, first, corner, side, side, side, vector, cells)
+            _gather(size, image, v, places, corner, side, side, vector, strip, cells)
             _spectrum(size, side, cells, vector, work, spectrum, 2 * v * lanes, lanes, 2 * labels * lanes)
         for one in range(passes):
             for f in range(frequencies):
@@ -487,9 +479,9 @@ def forward_tiles(size, rows, image, filters, vector, block, bias, contexts, cor
                 for r in range(m_y):
                     for k in range(contexts):
                         _row(size, work, (k * side + r) * stride, vector, row, 0)
-                        _least(row, bias[label * contexts + k], k, best, chosen)
-                    _scatter(best, grid, first, r, vector, label, out)
-                    _scatter(chosen, grid, first, r, vector, label, active)
+                        _least(row, bias[label * contexts + k], k, best[: m_x * lanes], chosen)
+                    _scatter(size, best, places, r, m_x, vector, strip, label, out)
+                    _scatter(size, chosen, places, r, m_x, vector, strip, label, active)
 
 
 @njit(nogil=True, cache=True)
@@ -520,11 +512,14 @@ def backward_tiles(  # type: ignore[no-untyped-def]
     turned = np.empty(lanes * 2 * padded, image.dtype)
     narrow = np.empty(lanes * 2 * wide, image.dtype)
     row = np.empty(side * lanes, image.dtype)
+    strip = np.empty(side * lanes, image.dtype)
+    places = np.empty((lanes, 3), np.int64)
     left, total = filters.reshape(-1), weights.reshape(-1)
     for first in range(start * lanes, stop * lanes, lanes):
+        _locate(grid, first, image.shape[0], vector, places)
         for u in range(labels):
-            _gather(grad, u, grid, first, corner, side, side, side, vector, cells)
-            _gather(active, u, grid, first, corner, side, side, side, vector, which)
+            _gather(size, grad, u, places, corner, side, side, vector, strip, cells)
+            _gather(size, active, u, places, corner, side, side, vector, strip, which)
             for k in range(contexts):
                 number = cells.dtype.type(k)
                 for i in range(cells.size):
@@ -556,10 +551,10 @@ def backward_tiles(  # type: ignore[no-untyped-def]
                 _columns(size, product, 2 * v * lanes, lanes, 2 * block * lanes, vector, work, 0)
                 for r in range(m_y):
                     _row(size, work, r * stride, vector, row, 0)
-                    _scatter(row, grid, first, r, vector, v, out)
+                    _scatter(size, row, places, r, m_x, vector, strip, v, out)
         if weights_too:
             for v in range(labels):
-                _gather(image, v, grid, first, (0, 0), side, m_y, m_x, vector, inner)
+                _gather(size, image, v, places, (0, 0), m_y, m_x, vector, strip, inner)
                 _spectrum(size, m_y, inner, vector, work, product, 2 * v * lanes, lanes, 2 * wide * lanes)
             for f in range(frequencies):  # both spectra from (map, tile) to (tile, map): the sum is over tiles
                 for part in range(2):

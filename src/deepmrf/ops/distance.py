@@ -41,7 +41,8 @@ def distance_penalty_reference(
         d_colour = (features - features_padded[z]).square().sum(1, keepdim=True)  # (B, 1, *S)
         steps = [(p - before) * s for p, (before, _), s in zip(place, sides, spacing, strict=True)]
         total = total + (w_colour * d_colour + w_position * sum(s * s for s in steps)) * q_padded[z]
-    return (q * total if gate else total) + w_bias
+    result: Tensor = (q * total if gate else total) + w_bias
+    return result
 
 
 def maps(features: Tensor) -> list[Tensor]:

@@ -78,6 +78,7 @@ def check_count(name: str, value: int) -> None:
 
 
 def check_dropout(value: float) -> None:
+    """`value` is a probability below 1."""
     if not 0 <= value < 1:
         raise ValueError(f"dropout={value!r} must be a probability, at least 0 and under 1.")
 
