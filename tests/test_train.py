@@ -1,0 +1,216 @@
+"""Training runs as a user starts them: four stages, killed and resumed, two processes, bad recipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from deepmrf import checkpoint
+from deepmrf.cli import app
+from deepmrf.dpn import DeepParsingNetwork, load
+
+RECIPE = """
+seed = 0
+save_every = 5
+clip = 5.0
+
+[data]
+train = "synthetic:48x64"
+workers = 0
+
+[unary]
+network = "fast"
+options = { width = 16, dropout = 0.1, norm_momentum = 0.1 }
+
+[mean_field]
+kernel = "gaussian"
+gate = false
+window = 9
+contexts = 2
+context_size = 7
+
+[augment]
+crop = [48, 64]
+scale = [0.9, 1.1]
+colour = 0.05
+
+[[stage]]
+name = "unary"
+learn = ["unary"]
+steps = 120
+rate = 4e-3
+
+[[stage]]
+name = "triple penalty"
+learn = ["triple_penalty"]
+steps = 30
+mrf_rate = 0.2
+
+[[stage]]
+name = "label contexts"
+learn = ["label_contexts"]
+steps = 50
+mrf_rate = 1e-2
+
+[[stage]]
+name = "joint"
+learn = ["unary", "triple_penalty", "label_contexts"]
+steps = 20
+rate = 2e-4
+mrf_rate = 1e-3
+"""
+STAGES = ("unary", "triple_penalty", "label_contexts", "joint")
+SHORT = [f"--set=stage.{name}.steps={steps}" for name, steps in zip(STAGES, (12, 6, 6, 4), strict=True)]
+SHORT += [f"--set=stage.{name}.batch=2" for name in STAGES]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def type_in(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load(folder / "model").state_dict())
+
+
+def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
+    out = tmp_path / "run"
+    result = type_in("train", recipe, "-o", out)
+    assert result.exit_code == 0, result.output
+    scores = json.loads((out / "metrics.json").read_text())["val"]
+    miou = [scores[name]["miou"] for name in ("unary", "triple penalty", "label contexts", "joint")]
+    assert miou[0] > 0.2, miou
+    assert miou[2] > miou[0] + 0.01, miou  # the MRF's stages, the network fixed
+    assert miou[3] > miou[0] + 0.01, miou
+    assert (out / "curves.png").stat().st_size > 1000
+    model = DeepParsingNetwork.from_pretrained(out / "model")
+    assert model.card.metrics["val"]["joint"]["miou"] == miou[3]
+    evaluated = type_in("evaluate", out / "model", "--data", "synthetic:48x64", "--stages", "-o", tmp_path / "scores")
+    assert evaluated.exit_code == 0, evaluated.output
+    found = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
+    assert found["whole model"]["miou"] == pytest.approx(miou[3], abs=1e-6)
+    assert found["network alone"]["miou"] < miou[3]
+
+
+@pytest.mark.parametrize("step", [0, 3, 14])
+def test_killed_and_resumed_it_ends_with_the_same_weights(recipe, tmp_path, step):
+    """SIGKILL after some checkpoint; `step` checkpoints later the run is continued and must not differ in any bit."""
+    whole = type_in("train", recipe, "-o", tmp_path / "whole", "--set", "save_every=1", *SHORT)
+    assert whole.exit_code == 0, whole.output
+    command = [sys.executable, "-m", "deepmrf", "train", str(recipe), "-o", str(tmp_path / "cut"), "--set", "save_every=1"]
+    process = subprocess.Popen([*command, *SHORT], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    state = tmp_path / "cut" / "state.safetensors"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if state.exists() and checkpoints(state) >= step:
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert state.exists()
+    resumed = type_in("train", recipe, "-o", tmp_path / "cut", "--resume", "--set", "save_every=1", *SHORT)
+    assert resumed.exit_code == 0, resumed.output
+    expected = weights(tmp_path / "whole")
+    for name, value in weights(tmp_path / "cut").items():
+        assert torch.equal(value, expected[name]), name
+
+
+def checkpoints(state: Path) -> int:
+    """How far a run is, in steps of all stages."""
+    facts = checkpoint.read(state)[1]
+    return sum((12, 6, 6, 4)[: facts["stage"]]) + facts["step"]
+
+
+def test_two_processes_do_what_one_does(recipe, tmp_path):
+    """Same global batch; without batch statistics and dropout, whose values depend on the share of a process."""
+    exact = ["--set=unary.options={width=8, dropout=0.0}", "--set=stage.unary.learn=['triple_penalty']", *SHORT]
+    exact += ["--set=stage.joint.learn=['triple_penalty', 'label_contexts']"]
+    alone = type_in("train", recipe, "-o", tmp_path / "one", *exact)
+    assert alone.exit_code == 0, alone.output
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*launch, "-m", "deepmrf", "train", str(recipe), "-o", str(tmp_path / "two"), *exact]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    expected = weights(tmp_path / "one")
+    for name, value in weights(tmp_path / "two").items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
+    path = tmp_path / "state.safetensors"
+    checkpoint.write(path, {"a": torch.ones(3)}, {"step": 1})
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.write(path, {"a": torch.zeros(3)}, {"step": 2})
+    assert checkpoint.read(path)[1] == {"step": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--set", "stage.unary.stepps=3"], "stage[0].stepps"),
+        (["--set", "stage.nowhere.steps=3"], "no stage 'nowhere'"),
+        (["--set", "seed=later"], "seed must be of type int"),
+        (["--set", "unary.network=vgg99"], "vgg99"),
+        (["--set", "unary.imagenet=nowhere.safetensors"], "unary.imagenet"),
+        (["--set", "data.train=camvid:nowhere"], "nowhere"),
+        (["--set", "data.train=nothing"], "camvid:PATH"),
+        (["--set", "mean_field.windows=3"], "windows"),
+        (["--set", "stage.unary.learn=['everything']"], "everything"),
+        (["--set", "seed"], "key=value"),
+        (["--set", "precision=int8"], "precision='int8'"),
+    ],
+)
+def test_bad_recipes_say_what_is_wrong(recipe, tmp_path, words, says):
+    result = type_in("train", recipe, "-o", tmp_path / "run", *words)
+    assert result.exit_code == 2
+    assert says in result.output
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "run" / "state.safetensors").exists()
+
+
+def test_a_second_run_in_the_same_folder_is_refused(recipe, tmp_path):
+    assert type_in("train", recipe, "-o", tmp_path / "run", *SHORT).exit_code == 0
+    again = type_in("train", recipe, "-o", tmp_path / "run", *SHORT)
+    assert again.exit_code == 2
+    assert "--resume" in again.output
+    other = type_in("train", recipe, "-o", tmp_path / "run", "--resume", "--set", "seed=1", *SHORT)
+    assert other.exit_code == 2
+    assert "seed" in other.output
+
+
+def test_joint_strategy_is_one_stage(recipe, tmp_path):
+    result = type_in("train", recipe, "-o", tmp_path / "run", "--set", "strategy=joint", *SHORT)
+    assert result.exit_code == 0, result.output
+    assert list(json.loads((tmp_path / "run" / "metrics.json").read_text())["val"]) == ["all at once"]
+
+
+def test_every_recipe_of_the_project_is_valid():
+    from deepmrf import recipe as recipes
+
+    found = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+    assert found
+    for path in found:
+        recipes.load(path)
