@@ -1,7 +1,7 @@
 """What the layer does, in one picture: `make demo`.
 
-A photograph of a cup of coffee gets a labelling that is coarse (blocks of 20 pixels) and noisy (a third of the blocks and
-a tenth of the pixels say something else). Two mean-field layers clean it up:
+A photograph of a cup of coffee gets a labelling that is coarse (blocks of 20 pixels) and noisy (a third of the blocks
+and a tenth of the pixels say something else). Two mean-field layers clean it up:
 
 - dense_crf(5): dense CRF with its customary parameters, nothing trained;
 - the same layer after learning its five numbers (weights and bandwidths) on ANOTHER photograph, the astronaut, with two

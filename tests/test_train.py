@@ -112,8 +112,21 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(recipe, tmp_path, step
     """SIGKILL after some checkpoint; `step` checkpoints later the run is continued and must not differ in any bit."""
     whole = type_in("train", recipe, "-o", tmp_path / "whole", "--set", "save_every=1", *SHORT)
     assert whole.exit_code == 0, whole.output
-    command = [sys.executable, "-m", "deepmrf", "train", str(recipe), "-o", str(tmp_path / "cut"), "--set", "save_every=1"]
-    process = subprocess.Popen([*command, *SHORT], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "deepmrf",
+        "train",
+        str(recipe),
+        "-o",
+        str(tmp_path / "cut"),
+        "--set",
+        "save_every=1",
+    ]
+    # As many threads as here: sums of floats depend on how many share them.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen([*command, *SHORT], stdout=quiet, stderr=quiet, env=environment)
     state = tmp_path / "cut" / "state.safetensors"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
@@ -142,7 +155,16 @@ def test_two_processes_do_what_one_does(recipe, tmp_path):
     exact += ["--set=stage.joint.learn=['triple_penalty', 'label_contexts']"]
     alone = type_in("train", recipe, "-o", tmp_path / "one", *exact)
     assert alone.exit_code == 0, alone.output
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    ]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*launch, "-m", "deepmrf", "train", str(recipe), "-o", str(tmp_path / "two"), *exact]

@@ -88,14 +88,15 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
         save(self, Path(save_directory))
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, unary: nn.Module | None = None, **download: Any) -> Any:
+    def _from_pretrained(cls, *, model_id: str, unary: Any = None, **download: Any) -> Any:
         folder = Path(model_id)
         if not folder.is_dir():
             known = inspect.signature(hf_hub_download).parameters
             wanted = {key: value for key, value in download.items() if key in known}
             folder = Path(hf_hub_download(model_id, CONFIG, **wanted)).parent
             hf_hub_download(model_id, WEIGHTS, **wanted)
-        return load(folder, unary)
+        # The mixin passes on whatever of config.json has the name of an argument: only a network is one.
+        return load(folder, unary if isinstance(unary, nn.Module) else None)
 
 
 def save(model: DeepParsingNetwork, folder: Path, half: bool = False) -> None:

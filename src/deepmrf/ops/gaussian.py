@@ -250,8 +250,18 @@ def gaussian_blur(q: Tensor, bandwidth: Tensor, window: Sequence[int], spacing: 
     return total
 
 
+BANDED = 1024
+"""Lines up to this length are filtered by a product with a banded matrix: several times faster than conv1d."""
+
+
 def _filter_lines(maps: Tensor, taps: Tensor, axis: int, reach: Reach) -> Tensor:
     """Correlation of every line along one axis with `taps`."""
     lines = maps.movedim(axis, -1)
+    size = lines.shape[-1]
+    if size <= BANDED:
+        place = torch.arange(size, device=maps.device)
+        tap = place[:, None] - place + reach[0]  # of pixel z, seen from pixel j
+        band = taps[tap.clamp(0, len(taps) - 1)] * ((tap >= 0) & (tap < len(taps)))
+        return (lines @ band).movedim(-1, axis)
     padded = functional.pad(lines.reshape(-1, 1, lines.shape[-1]), reach)
     return functional.conv1d(padded, taps.view(1, 1, -1)).view(lines.shape).movedim(-1, axis)

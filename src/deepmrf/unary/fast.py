@@ -32,6 +32,8 @@ STAGES = (
     (1, 3, 1, 6, 320),
 )
 """EfficientNet-Lite0: blocks, filter size, stride, expansion and channels of each stage."""
+NORM_MOMENTUM = 0.01
+"""EfficientNet's."""
 LAST_BLOCKS = (0, 2, 4, 10, 15)
 """The last block at strides 2, 4, 8, 16 and 32."""
 CHANNELS = (16, 24, 40, 112, 320)
@@ -58,7 +60,7 @@ class Unit(nn.Module):
         self.convolution = nn.Conv2d(
             inputs, outputs, size, stride=stride, padding=padding, dilation=dilation, groups=groups, bias=False
         )
-        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)  # EfficientNet's
+        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=NORM_MOMENTUM)
         self.activate = activate
 
     def forward(self, x: Tensor) -> Tensor:
@@ -172,18 +174,21 @@ class Fast(nn.Module):
 
     labels: L. width: the decoder's channels at strides 32, 16 and 8; 3/4 of it at 4 and 3/8 at 2.
     dropout: of whole channels, before the labels, while training.
+    norm_momentum: how fast batch norm's running statistics follow; short trainings from scratch need more than 0.01.
     """
 
     name = "fast"
 
-    def __init__(self, labels: int, *, width: int = 128, dropout: float = 0.1) -> None:
+    def __init__(
+        self, labels: int, *, width: int = 128, dropout: float = 0.1, norm_momentum: float = NORM_MOMENTUM
+    ) -> None:
         super().__init__()
         check_count("labels", labels)
         check_count("width", width)
         if width % 8:
             raise ValueError(f"width={width} must be a multiple of 8: the finer levels have 3/4 and 3/8 of it.")
         check_dropout(dropout)
-        self.labels, self.width, self.dropout = labels, width, dropout
+        self.labels, self.width, self.dropout, self.norm_momentum = labels, width, dropout, norm_momentum
         self.normalise = Normalise((127.0,) * 3, (128.0,) * 3, (0.0, 255.0))
         self.encoder = EfficientNetLite0()
         fine, finest = width * 3 // 4, width * 3 // 8
@@ -197,11 +202,15 @@ class Fast(nn.Module):
             ]
         )
         self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(finest, labels, 1))
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = norm_momentum
 
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: Fast(**config) is the same architecture."""
-        return {"labels": self.labels, "width": self.width, "dropout": self.dropout}
+        made = {"labels": self.labels, "width": self.width, "dropout": self.dropout}
+        return {**made, "norm_momentum": self.norm_momentum}
 
     def forward(self, image: Tensor) -> Tensor:
         # CPUs filter each channel faster when the channels of a pixel lie side by side.
