@@ -25,5 +25,9 @@ check: $(BIN)/installed  ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+bench: $(BIN)/installed  ## measure every layer beside its peers (compiles pydensecrf2 for comparison: needs a C++ compiler)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
+	$(BIN)/deepmrf bench
+
 clean:  ## remove the virtual environment and what was built
 	rm -rf $(VENV) dist build demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

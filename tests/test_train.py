@@ -101,10 +101,16 @@ def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
     model = DeepParsingNetwork.from_pretrained(out / "model")
     assert model.card.metrics["val"]["joint"]["miou"] == miou[3]
     evaluated = type_in("evaluate", out / "model", "--data", "synthetic:48x64", "--stages", "-o", tmp_path / "scores")
+    assert list((out / "tensorboard").iterdir())
     assert evaluated.exit_code == 0, evaluated.output
     found = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
     assert found["whole model"]["miou"] == pytest.approx(miou[3], abs=1e-6)
     assert found["network alone"]["miou"] < miou[3]
+    words = ("evaluate", out / "model", out / "model", "--data", "synthetic:48x64", "--scales", "0.75", "1", "--flip")
+    several = type_in(*words, "-o", tmp_path / "several")
+    assert several.exit_code == 0, several.output
+    facts = json.loads((tmp_path / "several" / "scores.json").read_text())
+    assert (facts["scales"], facts["flip"], len(facts["models"])) == ([0.75, 1.0], True, 2)
 
 
 @pytest.mark.parametrize("step", [0, 3, 14])

@@ -5,14 +5,36 @@
 
 The map of the package; imports point downwards only:
 
-layers    the paper's terms with their parameters: TriplePenalty (b12), LabelContexts (b13, b14), MeanField (b12 to
-          b15), and dense_crf, crf_rnn as settings of MeanField
-ops       the maths as pure functions on tensors, its slow references and its fast evaluations
-figures   pictures: labels over images, panels side by side
+cli                 the command `deepmrf`
+train, samples      the four stages as one loop; recipe: what a run is made of
+fit, refine         an MRF on anybody's saved predictions; predictions: reading them
+evaluate, predict   scores of a model; scales, flips and averages
+bench               every layer beside its peers
+dpn                 DeepParsingNetwork: a unary network and a mean field, saved and loaded
+unary               networks b1 to b11: vgg16, strong, fast, and wrap for yours
+layers              the paper's terms with their parameters: TriplePenalty (b12), LabelContexts (b13, b14), MeanField
+                    (b12 to b15), and dense_crf, crf_rnn as settings of MeanField
+ops                 the maths as pure functions on tensors, its slow references and its fast evaluations
+
+data, metrics, figures and checkpoint stand aside and know none of these.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from deepmrf import ops
 from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, crf_rnn, dense_crf
 
 __version__ = "0.1.0"
-__all__ = ["LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf", "ops"]
+__all__ = ["DeepParsingNetwork", "LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf", "ops"]
+
+
+def __getattr__(name: str) -> Any:
+    """What takes longer to import comes when it is asked for."""
+    if name == "DeepParsingNetwork":
+        return importlib.import_module("deepmrf.dpn").DeepParsingNetwork
+    if name in ("data", "figures", "metrics", "unary"):
+        return importlib.import_module(f"deepmrf.{name}")
+    raise AttributeError(f"module 'deepmrf' has no attribute {name!r}")

@@ -87,6 +87,8 @@ class _Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     scores: dict[str, Any] = field(default_factory=dict)
     best: float = 0.0
+    writer: Any = None
+    """TensorBoard's, where it is installed."""
 
 
 def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
@@ -105,6 +107,7 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.write_text(folder / RESOLVED, json.dumps(to_dict(recipe), indent=1) + "\n")
+        run.writer = _writer(folder)
     stage_at, step_at, tensors = _restore(run) if resume else (0, 0, {})
     for index, stage in enumerate(plan(recipe)):
         if index >= stage_at:
@@ -361,6 +364,8 @@ def _report(run: _Run, stage: Stage, step: int, loss: Tensor, started: float, fi
     if value != value:
         raise FloatingPointError(f"The loss of stage {stage.name} is NaN at step {step}: lower its rate.")
     run.history.append({"stage": stage.name, "step": step, "loss": value})
+    if run.writer is not None:
+        run.writer.add_scalar(f"{stage.name}/loss", value, step)
     rate = (step + 1 - first) / max(time.time() - started, 1e-9)
     run.watch.moved(stage.name, step + 1, stage.steps, {"loss": value, "mIoU": run.best, "steps/s": rate})
 
@@ -381,6 +386,9 @@ def _evaluate(run: _Run, name: str) -> dict[str, Any]:
     run.best = max(run.best, scores.miou)
     run.history.append({"stage": name, "miou": scores.miou})
     run.watch.said(f"{name}: mIoU {100 * scores.miou:.2f} on {run.recipe.data.val_split} ({len(run.val)} images).")
+    if run.writer is not None:
+        run.writer.add_scalar("mIoU", scores.miou, len(run.history))
+        run.writer.flush()
     if accelerator.is_main_process:
         known = {**run.scores, name: found}
         checkpoint.write_text(
@@ -422,18 +430,19 @@ def _load_models(run: _Run, tensors: dict[str, Tensor]) -> None:
             model.load_state_dict(mine)
 
 
-def _curves(run: _Run) -> None:
-    """Loss and mIoU over the run as curves.png and TensorBoard events, where their packages are installed."""
-    from deepmrf import figures
-
-    figures.curves(run.history).save(run.folder / "curves.png")
+def _writer(folder: Path) -> Any:
+    """Where TensorBoard's events go; None without it."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        return
-    with SummaryWriter(str(run.folder / "tensorboard")) as writer:
-        for number, entry in enumerate(run.history):
-            for key in ("loss", "miou"):
-                if key in entry:
-                    at = entry.get("step", number)
-                    writer.add_scalar(f"{entry['stage']}/{key}", entry[key], at)
+        return None
+    return SummaryWriter(str(folder / "tensorboard"))
+
+
+def _curves(run: _Run) -> None:
+    """Loss and mIoU over the run as curves.png."""
+    from deepmrf import figures
+
+    figures.curves(run.history).save(run.folder / "curves.png")
+    if run.writer is not None:
+        run.writer.close()

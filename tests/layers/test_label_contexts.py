@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deepmrf import LabelContexts
+from deepmrf import LabelContexts, MeanField
 from deepmrf.layers.label_contexts import QUIET
 from deepmrf.ops.contexts import label_contexts_reference
 
@@ -75,3 +75,46 @@ def test_every_parameter_gets_a_gradient():
 
 def test_repr_tells_the_settings():
     assert repr(LabelContexts(3, 2, (3, 5))) == "LabelContexts(labels=3, contexts=2, size=(3, 5), dims=2)"
+
+
+def test_compressed_at_full_rank_is_exact_and_lower_ranks_are_measured():
+    layer = LabelContexts(3, contexts=2, size=5)
+    torch.nn.init.normal_(layer.weight)
+    t = torch.rand(1, 3, 12, 13)
+    full = layer.compress(rank=15)
+    assert full.error < 1e-6
+    torch.testing.assert_close(full(t), layer(t), rtol=1e-4, atol=1e-4)
+    errors = [layer.compress(rank=rank).error for rank in (1, 4, 9, 14)]
+    assert errors == sorted(errors, reverse=True)
+    assert 0 < errors[-1] < errors[0] < 1
+
+
+def test_compressed_layers_learn_and_are_saved():
+    mrf = MeanField(3, window=5, contexts=2, context_size=5)
+    torch.nn.init.normal_(mrf.label_contexts.weight, std=0.1)
+    cheaper = mrf.compress(rank=6, stride=2)
+    log_p, image = torch.randn(1, 3, 9, 11), torch.rand(1, 3, 9, 11)
+    cheaper(log_p, image).square().sum().backward()
+    assert all(p.grad is not None for p in cheaper.label_contexts.parameters())
+    again = MeanField(**cheaper.settings)
+    again.load_state_dict(cheaper.state_dict())
+    torch.testing.assert_close(again(log_p, image), cheaper(log_p, image))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"rank": 0}, "rank=0"),
+        ({"rank": 99}, "between 1 and"),
+        ({"stride": 0}, "stride=0"),
+        ({"rank": 2, "dims": 3}, "dims=3"),
+    ],
+)
+def test_bad_compression(settings, says):
+    with pytest.raises(ValueError, match=says):
+        LabelContexts(3, size=5, **settings)
+
+
+def test_contexts_that_are_compressed_cannot_be_again():
+    with pytest.raises(ValueError, match="already"):
+        LabelContexts(3, size=5).compress(rank=2).compress(rank=1)

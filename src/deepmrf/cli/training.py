@@ -38,7 +38,7 @@ Several models are averaged. Prints a table; with --out writes scores.json and s
 
 [cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --split val[/cyan]
 
-[cyan]deepmrf evaluate runs/a/model runs/b/model --data voc:VOC2012 --scales 0.75 --scales 1 --scales 1.25 --flip[/cyan]
+[cyan]deepmrf evaluate runs/a/model runs/b/model --data voc:VOC2012 --scales 0.75 1 1.25 --flip[/cyan]
 
 [cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --stages[/cyan]: the network alone, too
 """
@@ -110,7 +110,9 @@ def evaluate(
     models: Annotated[list[Path], typer.Argument(help="Folders of trained models; several are averaged.")],
     data: Annotated[str, typer.Option(help="The data, such as camvid:PATH, voc:PATH or folder:PATH.")],
     split: Annotated[str, typer.Option(help="Which part of it.")] = "val",
-    scales: Annotated[list[float] | None, typer.Option(help="Resize the image by this; may be repeated. [1]")] = None,
+    scales: Annotated[
+        list[float] | None, typer.Option(help="Resize the image by these factors and average. [1]")
+    ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="Also the mirror image, averaged.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="Also the network alone (b11).")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. [cuda if there is one]")] = None,
@@ -124,6 +126,10 @@ def evaluate(
     from deepmrf.evaluate import evaluate as measure
     from deepmrf.predict import averaged, mirrored, predictor, scaled
 
+    # "--scales 0.75 1 1.25" leaves its further numbers among the models: no folder has such a name.
+    numbers = [model for model in models if scales and _is_number(str(model)) and not model.exists()]
+    scales = [*(scales or []), *[float(str(number)) for number in numbers]]
+    models = [model for model in models if model not in numbers]
     try:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         loaded = [load(folder).to(place) for folder in models]
@@ -174,6 +180,14 @@ def evaluate(
 
 def _advance(progress: Progress, task: TaskID) -> Callable[[int, int], None]:
     return lambda done, whole: progress.update(task, completed=done, total=whole)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _percent(value: float | None) -> str:
