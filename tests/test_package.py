@@ -17,7 +17,7 @@ import deepmrf
 ROOT = Path(deepmrf.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 RANKS = {"cli": 6, "app": 6, "bench": 5, "train": 5, "refine": 5, "fit": 4, "evaluate": 4, "predict": 3, "dpn": 3}
-RANKS |= {"unary": 2, "layers": 2, "ops": 1}
+RANKS |= {"samples": 4, "stages": 4, "fitted": 3, "unary": 2, "layers": 2, "ops": 1}
 """Imports go from higher to lower numbers only."""
 ASIDE = {"data", "metrics", "figures", "flow", "checkpoint"}
 """Modules that know nothing of those above."""

@@ -6,8 +6,8 @@
 The map of the package; imports point downwards only:
 
 cli                 the command `deepmrf`
-train, samples      the four stages as one loop; recipe: what a run is made of
-fit, refine         an MRF on anybody's saved predictions; predictions: reading them
+train               the four stages as one loop; stages, samples, recipe: what a run is made of
+fit, refine         an MRF on saved predictions; fitted: the result; predictions: reading them
 evaluate, predict   scores of a model; scales, flips and averages
 bench               every layer beside its peers
 dpn                 DeepParsingNetwork: a unary network and a mean field, saved and loaded

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from deepmrf.evaluate import evaluate
 from deepmrf.predict import predictor
 from deepmrf.recipe import Recipe, RecipeError, Stage, from_dict, to_dict
 from deepmrf.samples import CachedCrops, Crops, Images, Share
+from deepmrf.stages import Pass, optimiser_of, plan, prepare, rate_at, uses_cache
 
 STATE, METRICS, RESOLVED = "state.safetensors", "metrics.json", "recipe.json"
 
@@ -43,32 +44,6 @@ class Watch:
     """A sentence worth reading."""
     moved: Callable[[str, int, int, dict[str, float]], None] = lambda *_: None
     """(what, done, in all, numbers): after every step."""
-
-
-class _Pass(nn.Module):
-    """The part of the model that a stage runs."""
-
-    def __init__(self, model: DeepParsingNetwork, stage: Stage) -> None:
-        super().__init__()
-        self.model = model
-        self.whole = any(part != "unary" for part in stage.learn)
-        self.cached = uses_cache(stage)
-        self.fixed = "unary" not in stage.learn
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        result: Tensor
-        if self.cached:
-            log_p, image = inputs
-            assert self.model.mean_field is not None  # `parts` checked it
-            result = self.model.mean_field(log_p, image)
-        elif not self.whole:
-            result = self.model.log_unary(inputs[0])
-        else:
-            assert self.model.mean_field is not None
-            with torch.no_grad() if self.fixed else nullcontext():
-                log_p = self.model.log_unary(inputs[0])
-            result = self.model.mean_field(log_p, inputs[0])
-        return result
 
 
 @dataclass
@@ -120,20 +95,6 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     return run.scores
 
 
-def plan(recipe: Recipe) -> tuple[Stage, ...]:
-    """The stages that run: those of the recipe, or all of them as one."""
-    if recipe.strategy == "incremental":
-        return recipe.stage
-    parts = tuple(dict.fromkeys(part for stage in recipe.stage for part in stage.learn))
-    steps = sum(stage.steps for stage in recipe.stage)
-    return (replace(recipe.stage[0], name="all at once", learn=parts, steps=steps),)
-
-
-def uses_cache(stage: Stage) -> bool:
-    """Can the network's output be computed once?"""
-    return stage.cached and "unary" not in stage.learn
-
-
 def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     state = folder / STATE
     if state.exists() and not resume:
@@ -172,59 +133,6 @@ def _build(recipe: Recipe, data: Dataset, watch: Watch) -> DeepParsingNetwork:
         missing = model.unary.load_state_dict(fitting, strict=False).missing_keys
         watch.said(f"Network from {recipe.unary.start}; at random: {', '.join(missing) or 'nothing'}.")
     return model
-
-
-def _prepare(model: DeepParsingNetwork, stage: Stage, seed: int) -> None:
-    """Open what the stage learns, fix the rest, and give an MRF part that learns for the first time its start."""
-    mrf = model.mean_field
-    parts = {"unary": model.unary}
-    if mrf is not None:
-        parts["triple_penalty"] = mrf.triple_penalty
-        if mrf.label_contexts is not None:
-            parts["label_contexts"] = mrf.label_contexts
-    for name in stage.learn:
-        if name not in parts:
-            raise RecipeError(f"stage.{stage.name}.learn has {name}, which the model lacks: see mean_field.contexts.")
-    for name, part in parts.items():
-        part.requires_grad_(name in stage.learn)
-    if mrf is None or mrf.label_contexts is None:
-        return
-    contexts = mrf.label_contexts
-    with torch.no_grad():
-        if "triple_penalty" in stage.learn and "label_contexts" not in stage.learn:
-            contexts.set_compatibility(torch.eye(contexts.labels))  # o14 = t: b12 alone
-            mrf.triple_penalty.scale.zero_()  # and at first nothing
-        elif "label_contexts" in stage.learn and bool((contexts.bias == 0).all()):
-            generator = torch.Generator().manual_seed(seed)  # tell the K patterns apart
-            noise = torch.randn(contexts.weight.shape, generator=generator) * 1e-2 / contexts.weight[0, 0].numel()
-            contexts.weight.add_(noise.to(contexts.weight))
-
-
-def _optimiser(model: DeepParsingNetwork, stage: Stage) -> torch.optim.Optimizer:
-    """Filters of the network decay; biases, norms and the MRF do not."""
-    learned = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    of_network = [(n, p) for n, p in learned if n.startswith("unary.")]
-    groups = [
-        {"params": [p for _, p in of_network if p.dim() > 1], "lr": stage.rate, "weight_decay": stage.weight_decay},
-        {"params": [p for _, p in of_network if p.dim() <= 1], "lr": stage.rate, "weight_decay": 0.0},
-        {
-            "params": [p for n, p in learned if not n.startswith("unary.")],
-            "lr": stage.mrf_rate,
-            "weight_decay": 0.0,
-        },
-    ]
-    groups = [group for group in groups if group["params"]]
-    if stage.optimiser == "sgd":
-        return torch.optim.SGD(groups, lr=stage.rate, momentum=0.9)
-    return torch.optim.AdamW(groups, lr=stage.rate)
-
-
-def _rate(stage: Stage, step: int) -> float:
-    """Share of the full rate at a step: up over the warm-up, then down to zero."""
-    if step < stage.warmup:
-        return (step + 1) / stage.warmup
-    left = (stage.steps - step) / max(stage.steps - stage.warmup, 1)
-    return float(left**stage.power)
 
 
 def _batches(run: _Run, index: int, stage: Stage, first: int) -> Iterator[list[Tensor]]:
@@ -268,13 +176,13 @@ def _cache(run: _Run) -> list[Tensor]:
 
 def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[str, Tensor]) -> None:
     recipe, accelerator, model = run.recipe, run.accelerator, run.model
-    _prepare(model, stage, recipe.seed)
+    prepare(model, stage, recipe.seed)
     if tensors:
         _load_models(run, tensors)
     weights = _class_weights(run, stage)
     on_gpu = accelerator.device.type == "cuda"
-    optimiser = _optimiser(model, stage)
-    wrapped, prepared = accelerator.prepare(_Pass(model, stage), optimiser)
+    optimiser = optimiser_of(model, stage)
+    wrapped, prepared = accelerator.prepare(Pass(model, stage), optimiser)
     if tensors:
         state = {n.removeprefix("optimiser."): t for n, t in tensors.items() if n.startswith("optimiser.")}
         checkpoint.restore_optimiser(optimiser, model, state)
@@ -288,7 +196,7 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
         if "unary" not in stage.learn:
             model.unary.eval()  # a fixed network keeps its batch statistics and drops nothing
         for group, full in zip(optimiser.param_groups, _full_rates(stage, optimiser), strict=True):
-            group["lr"] = full * _rate(stage, step)
+            group["lr"] = full * rate_at(stage, step)
         with accelerator.autocast():
             log_q = wrapped(*inputs)
         loss = _loss(log_q, target, weights, run)

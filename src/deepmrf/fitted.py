@@ -1,0 +1,180 @@
+"""What a fit is asked for, what it found, and the folder it is saved in: config.json and model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import load_file
+
+from deepmrf import checkpoint
+from deepmrf.data.labels import LabelSet
+from deepmrf.layers import MeanField
+from deepmrf.layers.triple_penalty import Kernel
+from deepmrf.metrics import Scores
+from deepmrf.predictions import Folder
+
+CONFIG, WEIGHTS, FORMAT = "config.json", "model.safetensors", 1
+Part = Literal["nothing", "triple penalty", "label contexts"]
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How an MRF is learned. The defaults take minutes for a hundred images on two cores."""
+
+    window: int = 21
+    """Of the triple penalty, in pixels."""
+    kernel: Kernel = "gaussian"
+    contexts: int = 3
+    """Patterns per label; 0 learns the triple penalty alone."""
+    context_size: int = 7
+    folds: int = 3
+    crop: int = 128
+    """Side of the square crops that are learned from."""
+    batch: int = 2
+    penalty_steps: int = 60
+    contexts_steps: int = 120
+    penalty_rate: float = 0.15
+    contexts_rate: float = 5e-3
+    labels: int | None = None
+    """How many there are, where neither labels.json nor the predictions tell."""
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        least = {"window": 2, "contexts": 0, "context_size": 1, "folds": 2, "crop": 16, "batch": 1}
+        for name, bound in {**least, "penalty_steps": 1, "contexts_steps": 1}.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < bound:
+                raise ValueError(f"{name}={value!r} must be a whole number, at least {bound}.")
+        for name in ("penalty_rate", "contexts_rate"):
+            if not 0 < getattr(self, name) < 10:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be above 0 and below 10.")
+        if self.kernel not in ("gaussian", "distance"):
+            raise ValueError(f"kernel={self.kernel!r} is not for images of any size: choose 'gaussian' or 'distance'.")
+
+    def build(self, labels: int, contexts: int) -> MeanField:
+        """An MRF that still returns its input."""
+        gaussian = self.kernel == "gaussian"
+        return MeanField(
+            labels,
+            window=self.window,
+            kernel=self.kernel,
+            gate=not gaussian,
+            smoothness=gaussian,
+            normalize=gaussian,
+            contexts=contexts,
+            context_size=self.context_size,
+        )
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The scores of images that were held out."""
+
+    held_out: tuple[str, ...]
+    scores: dict[Part, Scores]
+    """"nothing" is the network as it came."""
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """A fitted MRF and what cross-validation says of it."""
+
+    mean_field: MeanField
+    """Learned from all images."""
+    kept: Part
+    """How far it goes; "nothing" returns the predictions as they are."""
+    labels: LabelSet
+    scores: dict[Part, Scores]
+    """Over all images, each scored by an MRF that had not seen it."""
+    folds: tuple[Fold, ...]
+    settings: FitSettings
+    kind: str
+    """What the predictions were taken for."""
+    notes: tuple[str, ...] = field(default=())
+    """Files that were left out, a sentence each."""
+
+    @property
+    def before(self) -> Scores:
+        """The network as it came."""
+        return self.scores["nothing"]
+
+    @property
+    def after(self) -> Scores:
+        """What was kept."""
+        return self.scores[self.kept]
+
+    @property
+    def verdict(self) -> str:
+        """What came of it, in a sentence."""
+        before = self.before
+        count = f"{before.images} images, each held out once"
+        if self.kept == "nothing":
+            tried = ", ".join(f"{part} {100 * s.miou:.2f}" for part, s in self.scores.items() if part != "nothing")
+            return (
+                f"No gain: mIoU is {100 * before.miou:.2f} without and no better with an MRF ({tried}; {count}), "
+                "so what is saved returns the predictions unchanged."
+            )
+        change = f"mIoU {100 * before.miou:.2f} to {100 * self.after.miou:.2f}"
+        accuracy = f"pixel accuracy {100 * before.pixel_accuracy:.2f} to {100 * self.after.pixel_accuracy:.2f}"
+        contexts = self.scores.get("label contexts")
+        without = ""
+        if self.kept == "triple penalty" and contexts is not None:
+            without = f"; label contexts gave {100 * contexts.miou:.2f} and were left out"
+        return f"{change}, {accuracy} ({count}){without}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurements, for JSON."""
+        return {
+            "kept": self.kept,
+            "cross_validation": {part: scores.to_dict() for part, scores in self.scores.items()},
+            "folds": [
+                {"held_out": list(f.held_out), "scores": {part: s.to_dict() for part, s in f.scores.items()}}
+                for f in self.folds
+            ],
+        }
+
+
+def save_mrf(report: FitReport, folder: Folder) -> Path:
+    """Write config.json (settings, labels, scores) and model.safetensors."""
+    top = Path(folder)
+    top.mkdir(parents=True, exist_ok=True)
+    config = {
+        "format": FORMAT,
+        "mean_field": report.mean_field.settings,
+        "labels": report.labels.to_dict(),
+        "metrics": report.to_dict(),
+        "settings": asdict(report.settings),
+    }
+    checkpoint.write(top / WEIGHTS, dict(report.mean_field.state_dict()), {"format": FORMAT})
+    checkpoint.write_text(top / CONFIG, json.dumps(config, indent=1) + "\n")
+    return top
+
+
+def load_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The config.json that `save_mrf` wrote, checked."""
+    path = Path(folder) / CONFIG
+    if not path.is_file() or not (Path(folder) / WEIGHTS).is_file():
+        raise FileNotFoundError(f"{folder} holds no {CONFIG} and {WEIGHTS}; give a folder written by deepmrf fit.")
+    try:
+        config = json.loads(path.read_text())
+        known = isinstance(config, dict) and config.get("mean_field") and "unary" not in config
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError(f"{path} does not describe an MRF alone; give a folder written by deepmrf fit.")
+    if config.get("format", 0) > FORMAT:
+        raise ValueError(f"{path} has format {config['format']}, newer than this deepmrf reads: upgrade it.")
+    found: dict[str, Any] = config
+    return found
+
+
+def load_mrf(folder: str | os.PathLike[str]) -> MeanField:
+    """The MRF that `save_mrf` wrote."""
+    mrf = MeanField(**load_config(folder)["mean_field"])
+    mrf.load_state_dict(load_file(Path(folder) / WEIGHTS))
+    return mrf.eval().requires_grad_(False)

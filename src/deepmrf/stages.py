@@ -1,0 +1,108 @@
+"""Stages: which part of the model one runs, opens and steps, and how fast.
+
+The paper's four: the network (b1 to b11), the triple penalty (b12), the label contexts (b13, b14), then all of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from deepmrf.dpn import DeepParsingNetwork
+from deepmrf.recipe import Recipe, RecipeError, Stage
+
+
+def plan(recipe: Recipe) -> tuple[Stage, ...]:
+    """The stages that run: those of the recipe, or all of them as one."""
+    if recipe.strategy == "incremental":
+        return recipe.stage
+    parts = tuple(dict.fromkeys(part for stage in recipe.stage for part in stage.learn))
+    steps = sum(stage.steps for stage in recipe.stage)
+    return (replace(recipe.stage[0], name="all at once", learn=parts, steps=steps),)
+
+
+def uses_cache(stage: Stage) -> bool:
+    """Can the network's output be computed once?"""
+    return stage.cached and "unary" not in stage.learn
+
+
+class Pass(nn.Module):
+    """The part of the model that a stage runs."""
+
+    def __init__(self, model: DeepParsingNetwork, stage: Stage) -> None:
+        super().__init__()
+        self.model = model
+        self.whole = any(part != "unary" for part in stage.learn)
+        self.cached = uses_cache(stage)
+        self.fixed = "unary" not in stage.learn
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        result: Tensor
+        if self.cached:
+            log_p, image = inputs
+            assert self.model.mean_field is not None  # prepare checked it
+            result = self.model.mean_field(log_p, image)
+        elif not self.whole:
+            result = self.model.log_unary(inputs[0])
+        else:
+            assert self.model.mean_field is not None
+            with torch.no_grad() if self.fixed else nullcontext():
+                log_p = self.model.log_unary(inputs[0])
+            result = self.model.mean_field(log_p, inputs[0])
+        return result
+
+
+def prepare(model: DeepParsingNetwork, stage: Stage, seed: int) -> None:
+    """Open what the stage learns, fix the rest, and give an MRF part that learns for the first time its start."""
+    mrf = model.mean_field
+    parts = {"unary": model.unary}
+    if mrf is not None:
+        parts["triple_penalty"] = mrf.triple_penalty
+        if mrf.label_contexts is not None:
+            parts["label_contexts"] = mrf.label_contexts
+    for name in stage.learn:
+        if name not in parts:
+            raise RecipeError(f"stage.{stage.name}.learn has {name}, which the model lacks: see mean_field.contexts.")
+    for name, part in parts.items():
+        part.requires_grad_(name in stage.learn)
+    if mrf is None or mrf.label_contexts is None:
+        return
+    contexts = mrf.label_contexts
+    with torch.no_grad():
+        if "triple_penalty" in stage.learn and "label_contexts" not in stage.learn:
+            contexts.set_compatibility(torch.eye(contexts.labels))  # o14 = t: b12 alone
+            mrf.triple_penalty.scale.zero_()  # and at first nothing
+        elif "label_contexts" in stage.learn and bool((contexts.bias == 0).all()):
+            generator = torch.Generator().manual_seed(seed)  # tell the K patterns apart
+            noise = torch.randn(contexts.weight.shape, generator=generator) * 1e-2 / contexts.weight[0, 0].numel()
+            contexts.weight.add_(noise.to(contexts.weight))
+
+
+def optimiser_of(model: DeepParsingNetwork, stage: Stage) -> torch.optim.Optimizer:
+    """Filters of the network decay; biases, norms and the MRF do not."""
+    learned = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    of_network = [(n, p) for n, p in learned if n.startswith("unary.")]
+    groups = [
+        {"params": [p for _, p in of_network if p.dim() > 1], "lr": stage.rate, "weight_decay": stage.weight_decay},
+        {"params": [p for _, p in of_network if p.dim() <= 1], "lr": stage.rate, "weight_decay": 0.0},
+        {
+            "params": [p for n, p in learned if not n.startswith("unary.")],
+            "lr": stage.mrf_rate,
+            "weight_decay": 0.0,
+        },
+    ]
+    groups = [group for group in groups if group["params"]]
+    if stage.optimiser == "sgd":
+        return torch.optim.SGD(groups, lr=stage.rate, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=stage.rate)
+
+
+def rate_at(stage: Stage, step: int) -> float:
+    """Share of the full rate at a step: up over the warm-up, then down to zero."""
+    if step < stage.warmup:
+        return (step + 1) / stage.warmup
+    left = (stage.steps - step) / max(stage.steps - stage.warmup, 1)
+    return float(left**stage.power)
