@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from deepmrf import checkpoint
@@ -181,16 +182,21 @@ def test_two_processes_do_what_one_does(recipe, tmp_path):
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device (os error 28)")],
+)
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, error):
     path = tmp_path / "state.safetensors"
     checkpoint.write(path, {"a": torch.ones(3)}, {"step": 1})
 
     def full(*_, **__):
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as raised:
         checkpoint.write(path, {"a": torch.zeros(3)}, {"step": 2})
+    assert raised.value.errno == 28
     assert checkpoint.read(path)[1] == {"step": 1}
     assert list(tmp_path.iterdir()) == [path]
 

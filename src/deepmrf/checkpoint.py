@@ -7,13 +7,14 @@ leave half a checkpoint.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,7 +25,11 @@ def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_file(plain, beside, metadata={"facts": json.dumps(facts)})
+        try:
+            save_file(plain, beside, metadata={"facts": json.dumps(facts)})
+        except SafetensorError as error:  # it wraps the system's errors
+            full = "os error 28" in str(error) or "StorageFull" in str(error) or "code: 28" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, f"{path} could not be written: {error}") from error
         with beside.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
