@@ -58,28 +58,37 @@ def panels(pictures: Sequence[tuple[str, Bytes]], columns: int = 2, title_height
 
 
 def curves(history: Sequence[dict[str, Any]]) -> Image:
-    """A run's loss (line) and validation mIoU (dots), one stage after the other, drawn from train's history."""
+    """A run's loss (line, logarithmic) and validation mIoU (dots), one stage after the other, from train's history."""
     from PIL import Image as image
     from PIL import ImageDraw, ImageFont
 
-    width, height, edge = 960, 400, 50
+    width, height, edge = 960, 420, 60
     sheet = image.new("RGB", (width, height), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=13)
-    losses = [(n, entry["loss"]) for n, entry in enumerate(history) if "loss" in entry]
+    blue, red, grey = (40, 90, 200), (200, 40, 40), (200, 200, 200)
+    losses = [(n, math.log10(max(entry["loss"], 1e-6))) for n, entry in enumerate(history) if "loss" in entry]
     found = [(n, entry["miou"], entry["stage"]) for n, entry in enumerate(history) if "miou" in entry]
-    top = max((value for _, value in losses), default=1.0) or 1.0
+    low = math.floor(min((value for _, value in losses), default=-1.0))
+    high = max(math.ceil(max((value for _, value in losses), default=0.0)), low + 1)
 
-    def spot(number: int, value: float) -> tuple[float, float]:
+    def spot(number: int, share: float) -> tuple[float, float]:
         across = edge + (width - 2 * edge) * number / max(len(history) - 1, 1)
-        return across, height - edge - (height - 2 * edge) * min(max(value, 0.0), 1.0)
+        return across, height - edge - (height - 2 * edge) * min(max(share, 0.0), 1.0)
 
     draw.rectangle((edge, edge, width - edge, height - edge), outline="black")
-    draw.text((edge, 18), f"loss (blue, 0 to {top:.2f}) and validation mIoU (red, 0 to 100)", fill="black", font=font)
+    draw.text((edge, 16), "loss (blue, left) and validation mIoU (red, right)", fill="black", font=font)
+    for power in range(low, high + 1):
+        draw.text((edge - 8, spot(0, (power - low) / (high - low))[1]), f"{10.0**power:g}", blue, font, anchor="rm")
+    for tenth in range(0, 11, 2):
+        draw.text((width - edge + 8, spot(0, tenth / 10)[1]), f"{10 * tenth}", red, font, anchor="lm")
+    for row, (n, _, stage) in enumerate(found):
+        x = spot(n, 0)[0]
+        draw.line((x, edge, x, height - edge), fill=grey)
+        draw.text((x, height - edge + 8 + 17 * (row % 2)), stage, fill="black", font=font, anchor="ra")
     if len(losses) > 1:
-        draw.line([spot(n, value / top) for n, value in losses], fill=(40, 90, 200), width=2)
-    for n, value, stage in found:
+        draw.line([spot(n, (value - low) / (high - low)) for n, value in losses], fill=blue, width=2)
+    for n, value, _ in found:
         x, y = spot(n, value)
-        draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=(200, 40, 40))
-        draw.text((x - 6, y - 22), f"{100 * value:.1f}", fill=(200, 40, 40), font=font, anchor="ra")
-        draw.text((x - 6, height - edge + 8), stage, fill="black", font=font, anchor="ra")
+        draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=red)
+        draw.text((x - 6, y - 20), f"{100 * value:.1f}", fill=red, font=font, anchor="ra")
     return sheet

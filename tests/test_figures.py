@@ -1,0 +1,47 @@
+"""Pictures: sizes, colours, and that what should show does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from deepmrf import figures
+
+
+@pytest.mark.parametrize("labels", [1, 2, 21, 60])
+def test_colours_are_told_apart(labels):
+    colours = figures.palette(labels).astype(int)
+    assert colours.shape == (labels, 3)
+    distance = np.abs(colours[:, None] - colours).sum(-1) + 255 * np.eye(labels, dtype=int)
+    assert distance.min() >= 10
+
+
+def test_overlay_mixes_and_draws_white_borders():
+    image = np.full((4, 6, 3), 100, dtype=np.uint8)
+    labels = np.zeros((4, 6), dtype=int)
+    labels[:, 3:] = 1
+    colours = np.array([[0, 0, 0], [200, 200, 200]], dtype=np.uint8)
+    seen = figures.overlay(image, labels, colours, opacity=0.5)
+    assert (seen[:, 3] == 255).all()
+    assert (seen[:, :3] == 50).all()
+    assert (seen[:, 4:] == 150).all()
+
+
+def test_panels_stand_in_a_grid():
+    picture = np.zeros((20, 30, 3), dtype=np.uint8)
+    sheet = figures.panels([("a", picture), ("b", picture), ("c", picture)], columns=2, title_height=20, gap=5)
+    assert sheet.size == (2 * 35 + 5, 2 * 45 + 5)
+    assert sheet.getpixel((10, 30)) == (0, 0, 0)
+    assert sheet.getpixel((50, 80)) == (255, 255, 255)  # nothing in the fourth place
+
+
+@pytest.mark.parametrize("history", [[], [{"stage": "unary", "step": 0, "loss": 1.0}]])
+def test_curves_of_short_runs(history):
+    assert figures.curves(history).size == (960, 420)
+
+
+def test_curves_show_loss_and_scores():
+    history = [{"stage": "unary", "step": n, "loss": 2.0 / (n + 1)} for n in range(20)]
+    sheet = np.asarray(figures.curves([*history, {"stage": "unary", "miou": 0.5}])).reshape(-1, 3)
+    assert (sheet == (40, 90, 200)).all(1).sum() > 200
+    assert (sheet == (200, 40, 40)).all(1).sum() > 30
