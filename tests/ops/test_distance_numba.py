@@ -56,7 +56,7 @@ def test_result_and_every_gradient_agree_with_the_equation(size, window, spacing
     gradients = IMPLEMENTATION.backward(grad, kept, q, image, WEIGHTS, window, spacing, gate, True)
     for name, got, wanted in zip(("q", "features", "weights"), gradients, expected_gradients, strict=True):
         wanted = torch.zeros_like(got) if wanted is None else wanted
-        assert_close(got, wanted, rtol=1e-9, atol=1e-10, msg=lambda m, name=name: f"gradient to {name}: {m}")
+        assert_close(got, wanted, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"gradient to {name}: {m}")
 
     alone, nothing = IMPLEMENTATION.forward(q, image, WEIGHTS, window, spacing, gate, False)
     assert_close(alone, out)
