@@ -1,7 +1,11 @@
 """Check and time the Triton window sums (distance, gaussian) on a GPU: python benchmarks/gpu_window_sums.py OUT.json
 
-Checks compare with plain torch in float64, every output buffer filled with NaN beforehand; times are medians by CUDA
-events, preparation included. Every step stands alone: an error is printed and the next one runs.
+With two more numbers, I N, it takes every N-th step from the I-th on: so several processes fill Triton's cache at once.
+Checks compare with plain torch in float64, every output buffer filled with NaN beforehand. Times are medians by CUDA
+events, preparation included, in three ways: forward, keeping and backward are CUDA graphs of the launches replayed, so
+that Python plays no part; `queued` is ten calls of the operator in a row, as inside a network; `alone` is one call of
+the operator on an idle GPU, as `deepmrf bench` measures: the time until Python has launched everything counts. Every
+step stands alone: an error is printed and the next one runs.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +25,15 @@ import torch
 import torch.utils.deterministic
 from torch import Tensor
 
-from deepmrf.ops import distance, distance_triton, gaussian, gaussian_triton
+from deepmrf.ops import distance, distance_penalty, distance_triton, gaussian, gaussian_penalty, gaussian_triton
 
-BUDGET = 225.0
+BUDGET = 110.0
 """Seconds after which no further variant starts."""
 BIG = (10, 21, 512, 512)
 START = time.perf_counter()
-report: dict[str, Any] = {"checks": [], "times": [], "errors": []}
+report: dict[str, Any] = {"date": "", "device": "", "versions": {}, "checks": [], "times": [], "errors": []}
 lines: list[str] = []
+steps = 0
 
 
 def say(line: str) -> None:
@@ -41,6 +47,10 @@ def save() -> None:
 
 
 def attempt(name: str, step: Callable[[], None]) -> None:
+    global steps
+    steps += 1
+    if len(sys.argv) > 3 and steps % int(sys.argv[3]) != int(sys.argv[2]):
+        return
     if time.perf_counter() - START > BUDGET:
         say(f"SKIP  {name}: out of time")
         return
@@ -64,18 +74,31 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def milliseconds(call: Callable[[], Any], repeats: int = 15) -> float:
+def milliseconds(call: Callable[[], Any], repeats: int = 15, queued: int = 1) -> float:
+    """Median time of a call, `queued` of them at a time."""
     for _ in range(3):
         call()
     times = []
     for _ in range(repeats):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
         start.record()
-        call()
+        for _ in range(queued):
+            call()
         stop.record()
         stop.synchronize()
-        times.append(start.elapsed_time(stop))
+        times.append(start.elapsed_time(stop) / queued)
     return statistics.median(times)
+
+
+def kernel_milliseconds(call: Callable[[], Any], repeats: int = 10) -> float:
+    """The same without Python: the launches of a call, recorded and replayed."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return milliseconds(graph.replay, repeats, queued=5)
 
 
 def error(found: Tensor, wanted: Tensor) -> tuple[float, float]:
@@ -99,12 +122,20 @@ class Case:
     """An operator with inputs, and both of its implementations."""
 
     def __init__(
-        self, kind: str, shape: tuple[int, ...], window: int, dtype: torch.dtype = torch.float32, gate: bool = True
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        window: int,
+        dtype: torch.dtype = torch.float32,
+        gate: bool = True,
+        frames: int = 3,
     ) -> None:
         torch.manual_seed(len(shape) + shape[-1])
         self.kind, self.shape, self.dtype, self.gate = kind, shape, dtype, gate
-        self.name = f"{kind} {'x'.join(map(str, shape))} window {window} {str(dtype)[6:]}{'' if gate else ' ungated'}"
         dims = len(shape) - 2
+        sides = (window,) * dims if dims < 3 else (frames, window, window)
+        over = "x".join(map(str, sides if dims == 3 else sides[:1]))
+        self.name = f"{kind} {'x'.join(map(str, shape))} window {over} {str(dtype)[6:]}{'' if gate else ' ungated'}"
         q = torch.rand(shape, device="cuda").softmax(1).to(dtype)
         features = torch.rand(shape[0], 3, *shape[2:], device="cuda") * 255
         if kind == "distance":
@@ -117,7 +148,7 @@ class Case:
             weights, bandwidths = torch.tensor([0.5, 0.1], device="cuda"), torch.tensor([60.0, 20.0], device="cuda")
             self.inputs = [q, features, weights, bandwidths]
             self.triton, self.torch = gaussian_triton.IMPLEMENTATION, gaussian.IMPLEMENTATIONS[-1]
-        self.rest = ((window,) * dims, (1.0,) * dims, gate)
+        self.rest = (sides, (1.0,) * dims, gate)
         self.grad = (torch.randn(shape, device="cuda") + 0.5).to(dtype)  # not centred: sums of it are not small by luck
 
     def forward(self, keep: bool) -> Any:
@@ -148,30 +179,35 @@ class Case:
         say(f"{'ok  ' if fine else 'BAD '} {'repeats' if bitwise else 'DIFFERS'}  {self.name}:  {shown}")
         report["checks"].append({"case": self.name, "errors": found, "fine": fine, "repeats": bitwise})
 
-    def time(self, label: str, features_too: bool = False, keep_too: bool = True) -> None:
-        forward = milliseconds(lambda: self.forward(False))
-        kept = self.forward(True)[1] if keep_too else self.inputs[0]
-        keeping = milliseconds(lambda: self.forward(True)) if keep_too else forward
-        backward = milliseconds(lambda: self.backward(kept, features_too))
-        ratio = (keeping + backward) / forward
-        say(
-            f"time  {self.name}  {label:44s} forward {forward:7.3f}  keeping {keeping:7.3f}  backward {backward:7.3f}"
-            f" ms  training/forward {ratio:.2f}"
-        )
-        report["times"].append(
-            {"case": self.name, "variant": label, "forward": forward, "keeping": keeping, "backward": backward}
-        )
+    def operator(self) -> Tensor:
+        return (distance_penalty if self.kind == "distance" else gaussian_penalty)(*self.inputs, *self.rest)
+
+    def time(self, label: str, features_too: bool = False, whole: bool = False) -> None:
+        """The kernels' times; `whole`: also those of the operator."""
+        found = {"forward": kernel_milliseconds(lambda: self.forward(False))}
+        kept = self.forward(True)[1]
+        found["keeping"] = kernel_milliseconds(lambda: self.forward(True))
+        found["backward"] = kernel_milliseconds(lambda: self.backward(kept, features_too))
+        found["training"] = (found["keeping"] + found["backward"]) / found["forward"]  # a ratio
+        if whole:
+            with torch.no_grad():
+                found["queued"] = milliseconds(self.operator, queued=10)
+                found["alone"] = milliseconds(self.operator, repeats=25)
+        say(f"time  {self.name}  {label:44s} " + "  ".join(f"{name} {value:.3f}" for name, value in found.items()))
+        report["times"].append({"case": self.name, "variant": label, **found})
 
 
 def with_constants(module: Any, constants: dict[str, Any], step: Callable[[], None]) -> None:
     before = {name: getattr(module, name) for name in constants}
     for name, value in constants.items():
         setattr(module, name, value)
+    distance_triton.make_plan.cache_clear()
     try:
         step()
     finally:
         for name, value in before.items():
             setattr(module, name, value)
+        distance_triton.make_plan.cache_clear()
 
 
 def copy_bandwidth() -> None:
@@ -182,73 +218,104 @@ def copy_bandwidth() -> None:
 
 
 DISTANCE_VARIANTS: list[dict[str, Any]] = [
-    {"AHEAD": True},
-    {"UNROLL": 4},
-    {"UNROLL": 2, "AHEAD": True},
-    {"UNROLL": 4, "AHEAD": True},
-    {"PROGRAMS_PER_PROCESSOR": 10},
-    {"MAX_REGISTERS": 168, "PROGRAMS_PER_PROCESSOR": 5},
-    {"MAX_REGISTERS": None, "PROGRAMS_PER_PROCESSOR": 10},
-    {"MAX_REGISTERS": 96, "PROGRAMS_PER_PROCESSOR": 4},
-    {"ELEMENTS": 1024, "PER_THREAD": 8, "MAX_REGISTERS": None, "PROGRAMS_PER_PROCESSOR": 6},
+    {"STAGES": 1},
+    {"STAGES": 2},
+    {"STAGES": 2, "MAX_REGISTERS": 96},
+    {"PER_THREAD": 8, "MAX_REGISTERS": 255, "STAGES": 2},
+    {"PER_THREAD": 8, "MAX_REGISTERS": 255, "STAGES": 3},
+    {"STAGES_BACK": 2},
+    {"MAX_REGISTERS_BACK": 128},
 ]
 GAUSSIAN_VARIANTS: list[dict[str, Any]] = [
-    {"STAGES": 2, "KEYS_BACK": 64},
-    {"STAGES": 1},
-    {"STAGES": 4, "KEYS": 32},
-    {"WARPS": 8, "KEYS_BACK": 64},
-    {"QUERIES": 128, "WARPS": 8, "KEYS_BACK": 64},
-    {"QUERIES": 128, "KEYS": 32, "WARPS": 4, "STAGES": 2},
-    {"PRECISION": "tf32"},
+    {"STAGES": 2},
+    {"STAGES": 4},
+    {"KEYS": 32, "KEYS_BACK": 64},
+    {"MAX_REGISTERS": None, "MAX_REGISTERS_BACK": None},
 ]
 HALVES = [torch.bfloat16, torch.float16]
-SMALL = [(1, 1, 1, 1), (2, 3, 63, 63), (1, 5, 40, 513), (1, 2, 513, 63), (2, 4, 513), (1, 70, 20, 36)]
+SMALL = [
+    (1, 1, 1, 1),
+    (2, 3, 63, 63),
+    (1, 5, 40, 513),
+    (1, 2, 513, 63),
+    (2, 4, 513),
+    (1, 70, 20, 36),
+    (1, 2, 20, 1500),
+    (1, 2, 20, 2100),
+]
+VIDEOS = [(1, 2, 1, 1, 1), (2, 3, 4, 63, 65), (1, 5, 7, 20, 513)]
+CLIP = (1, 21, 8, 512, 512)
 
 
-def main() -> None:
-    import triton
-
-    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
-    torch.backends.cuda.matmul.allow_tf32 = False
-    attempt("copy", copy_bandwidth)
-    attempt("distance", lambda: Case("distance", BIG, 50).time("default"))
+def checks() -> None:
     attempt("distance check", lambda: Case("distance", BIG, 50).check(2e-5))
-    attempt("gaussian", lambda: Case("gaussian", BIG, 51).time("default"))
     attempt("gaussian check", lambda: Case("gaussian", (1, *BIG[1:]), 51).check(3e-3, features_too=True))
-    attempt("gaussian features", lambda: Case("gaussian", BIG, 51).time("with features", features_too=True))
-    for shape in SMALL:
+    for shape in SMALL + VIDEOS:
         for window in (50, 5):
             attempt(f"distance {shape}", lambda s=shape, w=window: Case("distance", s, w).check(2e-5))
-        attempt(f"gaussian {shape}", lambda s=shape: Case("gaussian", s, 51).check(3e-3, features_too=True))
+        wide = 51 if len(shape) < 5 else 11  # plain torch takes a pass for every offset
+        attempt(f"gaussian {shape}", lambda s=shape, w=wide: Case("gaussian", s, w).check(3e-3, features_too=True))
     attempt("distance ungated", lambda: Case("distance", (2, 3, 63, 63), 50, gate=False).check(2e-5))
     attempt("gaussian ungated", lambda: Case("gaussian", (2, 3, 63, 63), 11, gate=False).check(3e-3, features_too=True))
     for dtype in HALVES:
         attempt("distance half", lambda d=dtype: Case("distance", (2, 3, 63, 512), 50, d).check(2e-2))
         attempt("gaussian half", lambda d=dtype: Case("gaussian", (2, 3, 63, 63), 51, d).check(2e-2))
-    for dtype in HALVES:
-        attempt("distance half", lambda d=dtype: Case("distance", BIG, 50, d).time("default"))
-        attempt("gaussian half", lambda d=dtype: Case("gaussian", BIG, 51, d).time("default"))
-
-    big = Case("distance", BIG, 50)
-    for constants in DISTANCE_VARIANTS:
-        label = " ".join(f"{k.lower()}={v}" for k, v in constants.items())
-        attempt(
-            label,
-            lambda c=constants, n=label: with_constants(distance_triton, c, lambda: big.time(n, keep_too=False)),
-        )
-    big = Case("gaussian", BIG, 51)
-    for constants in GAUSSIAN_VARIANTS:
-        label = " ".join(f"{k.lower()}={v}" for k, v in constants.items())
-        attempt(
-            label,
-            lambda c=constants, n=label: with_constants(gaussian_triton, c, lambda: big.time(n, keep_too=False)),
-        )
+        attempt("distance half video", lambda d=dtype: Case("distance", (2, 3, 3, 20, 63), 11, d).check(2e-2))
+        attempt("gaussian half video", lambda d=dtype: Case("gaussian", (2, 3, 3, 20, 63), 11, d).check(2e-2))
     attempt(
         "gaussian ieee",
         lambda: with_constants(
             gaussian_triton, {"PRECISION": "ieee"}, lambda: Case("gaussian", (1, 3, 63, 63), 11).check(2e-5, True)
         ),
     )
+
+
+def times() -> None:
+    attempt("distance", lambda: Case("distance", BIG, 50).time("default", whole=True))
+    attempt("gaussian", lambda: Case("gaussian", BIG, 51).time("default", whole=True))
+    attempt("gaussian features", lambda: Case("gaussian", BIG, 51).time("with features", features_too=True))
+    for dtype in HALVES:
+        attempt("distance half", lambda d=dtype: Case("distance", BIG, 50, d).time("default", whole=True))
+        attempt("gaussian half", lambda d=dtype: Case("gaussian", BIG, 51, d).time("default", whole=True))
+    attempt("distance clip", lambda: Case("distance", CLIP, 50).time("default", whole=True))
+    attempt("gaussian clip", lambda: Case("gaussian", CLIP, 51).time("default", whole=True))
+    attempt("distance clip by torch", clip_by_torch)
+
+
+def variants() -> None:
+    for module, kind, window, found in (
+        (distance_triton, "distance", 50, DISTANCE_VARIANTS),
+        (gaussian_triton, "gaussian", 51, GAUSSIAN_VARIANTS),
+    ):
+        for constants in found:
+            label = " ".join(f"{k.lower()}={v}" for k, v in constants.items())
+            attempt(
+                label,
+                lambda m=module, k=kind, w=window, c=constants, n=label: with_constants(
+                    m, c, lambda: Case(k, BIG, w).time(n)
+                ),
+            )
+
+
+def clip_by_torch() -> None:
+    case = Case("distance", CLIP, 50)
+    spent = milliseconds(lambda: case.torch.forward(*case.inputs, *case.rest, False), repeats=3)
+    say(f"time  {case.name}  box sums in plain torch: forward {spent:.3f}")
+    report["times"].append({"case": case.name, "variant": "box sums in plain torch", "forward": spent})
+
+
+def main() -> None:
+    import triton
+
+    report["date"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    report["device"] = torch.cuda.get_device_name()
+    report["versions"] = {"torch": torch.__version__, "triton": triton.__version__}
+    say(f"{report['device']}, torch {torch.__version__}, triton {triton.__version__}")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    attempt("copy", copy_bandwidth)
+    times()
+    checks()
+    variants()
     say(f"{time.perf_counter() - START:.0f} s in all")
     print("\n".join(["", "SUMMARY", *[x for x in lines if not x.startswith("ok")]]))
     save()

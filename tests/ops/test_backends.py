@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
+import deepmrf
 from deepmrf import ops
 from deepmrf.ops import backends
 from deepmrf.ops.backends import Implementation, choose
@@ -120,3 +124,25 @@ def test_a_gated_gradient_needs_the_kept_sum(name):
     inputs = [*arguments(name, 2)[:-1], False]
     with pytest.raises(RuntimeError, match=r"needs keep=True"):
         getattr(torch.ops.deepmrf, name).default(*inputs)
+
+
+@pytest.mark.parametrize("kernel", ["distance", "gaussian"])
+def test_inference_mode_gives_the_same(kernel):
+    mrf = deepmrf.MeanField(4, window=5, kernel=kernel, contexts=2, context_size=3)
+    log_p, image = torch.randn(1, 4, 9, 11), torch.rand(1, 3, 9, 11)
+    with torch.no_grad():
+        expected = mrf(log_p, image)
+    with torch.inference_mode():
+        torch.testing.assert_close(mrf(log_p, image), expected, rtol=0, atol=0)
+
+
+def test_prediction_does_not_import_the_compiler():
+    code = """
+import sys, torch, deepmrf
+mrf = deepmrf.MeanField(3, window=5, contexts=1, context_size=3)
+with torch.inference_mode():
+    mrf(torch.randn(1, 3, 8, 8), torch.rand(1, 3, 8, 8))
+print("torch._dynamo" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.split() == ["False"]

@@ -26,7 +26,9 @@ CASES = [  # shape of q, features, window, spacing, gate
     ((1, 3, 10, 70), 3, (7, 50), (0.5, 2.0), True),
     ((2, 2, 12, 17), 3, (100, 100), (1.0, 1.0), False),
     ((2, 3, 65), 2, (8,), (1.5,), True),
-    ((1, 2, 40, 9), 4, (30, 6), (1.0, 1.0), True),
+    ((1, 2, 34, 9), 4, (20, 6), (1.0, 1.0), True),
+    ((2, 2, 3, 3, 9), 3, (2, 2, 5), (2.0, 1.0, 0.5), True),
+    ((1, 2, 2, 5, 40), 0, (8, 3, 2), (1.0, 1.0, 1.0), False),
 ]
 
 
@@ -36,14 +38,6 @@ def test_interpreted() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-4000:]
-
-
-@runs_here
-def test_features_asked_for_one_row_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distance_triton, "AHEAD", True)
-    monkeypatch.setattr(distance_triton, "UNROLL", 2)
-    shape, maps, window, spacing, gate = CASES[0]
-    _compare(*_inputs(shape, maps), window, spacing, gate)
 
 
 def _inputs(shape: tuple[int, ...], maps: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,6 +100,17 @@ def test_strided_inputs() -> None:
 
 
 @runs_here
+def test_one_frame() -> None:
+    q, features, weights = _inputs((2, 3, 3, 3, 9), 2)
+    for frame in (0, 2):
+        given = (q, features, weights, (2, 2, 5), (2.0, 1.0, 0.5), True, True)
+        for found, whole in zip(
+            distance_triton.IMPLEMENTATION.forward(*given, frame), distance._forward(*given), strict=True
+        ):
+            _close(found, whole[:, :, frame].double(), 2e-5)
+
+
+@runs_here
 def test_no_features() -> None:
     q, features, weights = _inputs((1, 2, 7, 9), 0)
     out, _ = distance_triton.IMPLEMENTATION.forward(q, features, weights, (5, 4), (1.0, 1.0), True, False)
@@ -140,10 +145,28 @@ def test_repeats_bit_for_bit() -> None:
 def test_leaves_to_torch_what_it_cannot_do() -> None:
     suits = distance_triton.IMPLEMENTATION.suits
     weights = torch.ones(3)
-    assert not suits(torch.ones(1, 1, 2, 2, 2), torch.ones(1, 1, 2, 2, 2), weights, (3, 3, 3))
+    assert not suits(torch.ones(1, 1, 2, 2, 2, 2), torch.ones(1, 1, 2, 2, 2, 2), weights, (3, 3, 3, 3))
     assert not suits(torch.ones(1, 1, 4, 4).double(), torch.ones(1, 1, 4, 4), weights, (3, 3))
     assert not suits(torch.ones(1, 1, 1, 5000), torch.ones(1, 1, 1, 5000), weights, (3, 3))
     assert not suits(torch.ones(1, 1, 4, 4), torch.ones(1, 9, 4, 4), weights, (3, 3))
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("width", [1, 63, 513, 1500, 4096])
+def test_plans_fit_a_processor(monkeypatch: pytest.MonkeyPatch, width: int, mirrored: bool) -> None:
+    monkeypatch.setattr(distance_triton, "processors", lambda _: 132)
+    distance_triton.make_plan.cache_clear()
+    for shape in ((10, 21, 512, width), (1, 2, 1, width), (1, 21, 8, 33, width)):
+        window = (3, 50, 50)[5 - len(shape) :]
+        plan = distance_triton.make_plan(shape, 4, window, mirrored, torch.device("cpu"))
+        columns = plan.stretches * plan.stretch
+        assert columns >= width
+        assert plan.stretch >= min(50, width)
+        assert 1 <= plan.strip <= shape[-2]
+        assert 32 * plan.warps * (plan.registers or 1) <= 65536
+        numbers = 25 if mirrored else 21  # that a row of pixels with 4 features has on its way
+        assert plan.labels * columns * 4 * numbers * (plan.stages - 1) <= distance_triton.SHARED_BYTES
+    distance_triton.make_plan.cache_clear()
 
 
 def test_importing_deepmrf_does_not_import_triton() -> None:

@@ -26,6 +26,9 @@ CASES = [  # shape of q, features, window, spacing, gate
     ((1, 2, 9, 10), 3, (100, 100), (1.0, 1.0), False),
     ((2, 3, 65), 2, (8,), (1.5,), True),
     ((1, 70, 5, 9), 0, (3, 4), (1.0, 1.0), True),
+    ((1, 2, 9, 7), 6, (5, 5), (1.0, 1.0), True),
+    ((2, 3, 2, 3, 9), 3, (2, 2, 5), (2.0, 1.0, 0.5), True),
+    ((1, 2, 2, 3, 20), 1, (8, 3, 6), (1.0, 1.0, 1.0), False),
 ]
 
 
@@ -97,6 +100,17 @@ def test_strided_inputs() -> None:
 
 
 @runs_here
+def test_one_frame() -> None:
+    inputs = _inputs((2, 3, 3, 2, 9), 2)
+    for frame in (0, 2):
+        given = (*inputs, (2, 2, 5), (2.0, 1.0, 0.5), True, True)
+        for found, whole in zip(
+            gaussian_triton.IMPLEMENTATION.forward(*given, frame), gaussian._forward(*given), strict=True
+        ):
+            _close(found, whole[:, :, frame].double(), 1e-3)
+
+
+@runs_here
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_any_magnitude(scale: float) -> None:
     q, *others = _inputs((1, 3, 8, 9), 3)
@@ -119,6 +133,6 @@ def test_bytes_are_fractions_of_255() -> None:
 def test_leaves_to_torch_what_it_cannot_do() -> None:
     suits = gaussian_triton.IMPLEMENTATION.suits
     weights = torch.ones(2)
-    assert not suits(torch.ones(1, 1, 2, 2, 2), torch.ones(1, 1, 2, 2, 2), weights, (3, 3, 3))
+    assert not suits(torch.ones(1, 1, 2, 2, 2, 2), torch.ones(1, 1, 2, 2, 2, 2), weights, (3, 3, 3, 3))
     assert not suits(torch.ones(1, 1, 4, 4).double(), torch.ones(1, 1, 4, 4), weights, (3, 3))
     assert not suits(torch.ones(1, 1, 4, 4), torch.ones(1, 9, 4, 4), weights, (3, 3))

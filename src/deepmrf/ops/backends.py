@@ -63,3 +63,16 @@ def choose(table: Sequence[Implementation], *arguments: Any) -> Implementation:
 def needs_gradient(*tensors: Tensor) -> bool:
     """Will a backward pass follow?"""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def at_once(*tensors: Tensor) -> bool:
+    """May a kernel be called past PyTorch's dispatcher? Where nothing watches: plain CPU tensors in inference mode.
+
+    The first dispatched call imports PyTorch's compiler, which takes longer than a whole prediction.
+    """
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # inside vmap or grad
+        return False
+    plain = (Tensor, torch.nn.Parameter)
+    return all(type(t) in plain and t.device.type == "cpu" and not t.is_neg() for t in tensors)

@@ -6,7 +6,8 @@
 mu_k(u, v, .) is what label u pays at i when label v is paid for at j: learned, not symmetric, one n x n (x T) pattern
 per pair of labels and component. The minimum activates the pattern with the smallest penalty (lambda_k in the paper).
 
-Shapes: t (B, L, *S), weight (L * K, L, *N), bias (L * K,); the K patterns of a label stand together.
+Shapes: t (B, L, *S), weight (L * K, L, *N), bias (L * K,); the K patterns of a label stand together. There may be more
+maps in t, and as many in weight, than labels that pay: several frames' worth of them, say.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops.backends import Implementation, choose
+from deepmrf.ops.backends import Implementation, at_once, choose
 from deepmrf.ops.window import Cut, reaches
 
 _CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -36,7 +37,7 @@ def label_contexts_reference(t: Tensor, weight: Tensor, bias: Tensor, contexts: 
                 paid = paid + t[(..., *j)] @ weight[(..., *at)].T
         o13.append(paid.reshape(len(t), -1, contexts))
     smallest: Tensor = torch.stack(o13, -1).min(2).values
-    return smallest.view(t.shape)
+    return smallest.view(len(t), -1, *size)
 
 
 def window_convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -84,13 +85,15 @@ IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _back
 """In order of preference; compiled kernels go before "torch"."""
 
 
-@torch.library.custom_op("deepmrf::label_contexts", mutates_args=())
-def _operator(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
+def _evaluate(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
     """(o14, which of the K patterns is active as uint8)."""
     result: tuple[Tensor, Tensor] = choose(IMPLEMENTATIONS, t, weight, bias, contexts).forward(
         t, weight, bias, contexts
     )
     return result
+
+
+_operator = torch.library.custom_op("deepmrf::label_contexts", _evaluate, mutates_args=())
 
 
 @torch.library.custom_op("deepmrf::label_contexts_backward", mutates_args=())
@@ -105,7 +108,7 @@ def _operator_backward(
 
 @_operator.register_fake
 def _(t, weight, bias, contexts):  # type: ignore[no-untyped-def]
-    out = torch.empty_like(t, memory_format=torch.contiguous_format)
+    out = t.new_empty(t.shape[0], weight.shape[0] // contexts, *t.shape[2:])
     return out, torch.empty_like(out, dtype=torch.uint8)
 
 
@@ -136,7 +139,8 @@ _operator.register_autograd(_gradients, setup_context=_setup_context)
 def label_contexts(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> Tensor:
     """b13 and b14; see the head of this module. Returns o14 (B, L, *S)."""
     if t.dim() - 2 <= 3:
-        result: Tensor = _operator(t, weight, bias, contexts)[0]
+        call = _evaluate if at_once(t, weight, bias) else _operator
+        result: Tensor = call(t, weight, bias, contexts)[0]
         return result
     o13 = window_convolution(t, weight) + bias.view(-1, *[1] * (t.dim() - 2))
     return o13.view(len(t), -1, contexts, *t.shape[2:]).min(2).values

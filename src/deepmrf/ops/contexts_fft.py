@@ -137,7 +137,8 @@ def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Te
     filters, block = _in_blocks(plan.cropped(weight), contexts)
     spectra = plan.spectra(filters)
     image, offset = _array(t.to(plan.dtype)), _array(bias.to(plan.dtype))
-    out, active = torch.empty(t.shape, dtype=plan.dtype), torch.empty(t.shape, dtype=torch.uint8)
+    shape = (t.shape[0], weight.shape[0] // contexts, *t.shape[2:])
+    out, active = torch.empty(shape, dtype=plan.dtype), torch.empty(shape, dtype=torch.uint8)
     to, which = out.numpy(), active.numpy()
     corner = tuple(-before for before, _ in plan.sides)
     rows = (0,) * _rows(min(block, max(1, 8 // contexts) * contexts))
@@ -168,7 +169,7 @@ def _backward(
     padded = -(-maps // plan.lanes) * plan.lanes
     given, image, which = _array(grad.to(plan.dtype)), _array(t.to(plan.dtype)), _array(active)
 
-    sums = np.zeros((t.shape[0] * labels, contexts))
+    sums = np.zeros((t.shape[0] * grad.shape[1], contexts))
     flat, flat_which = given.reshape(len(sums), -1), which.reshape(len(sums), -1)
     _parallel(lambda start, stop: bias_sums(flat, flat_which, sums, start, stop), len(sums), torch.get_num_threads())
     grad_bias = torch.from_numpy(sums).view(t.shape[0], maps).sum(0).to(weight.dtype)

@@ -472,7 +472,7 @@ def forward_tiles(size, rows, image, filters, vector, block, bias, contexts, cor
                         labels,
                         False,
                     )
-            for label in range(one * together, min((one + 1) * together, labels)):
+            for label in range(one * together, min((one + 1) * together, out.shape[1])):
                 for k in range(contexts):
                     at = 2 * ((label - one * together) * contexts + k) * lanes
                     _columns(size, product, at, lanes, 2 * block * lanes, vector, work, k * side * stride)
@@ -499,7 +499,8 @@ def backward_tiles(  # type: ignore[no-untyped-def]
     side, (m_y, m_x) = len(size), grid[2:]
     labels = image.shape[1]
     _, frequencies, _, count = filters.shape
-    maps, padded = labels * contexts, weights.shape[1] * lanes
+    payers = grad.shape[1]
+    maps, padded = payers * contexts, weights.shape[1] * lanes
     wide = -(-block // lanes) * lanes
     stride = (side + 3) * lanes
     cells = np.empty(side * side * lanes, image.dtype)
@@ -517,7 +518,7 @@ def backward_tiles(  # type: ignore[no-untyped-def]
     left, total = filters.reshape(-1), weights.reshape(-1)
     for first in range(start * lanes, stop * lanes, lanes):
         _locate(grid, first, image.shape[0], vector, places)
-        for u in range(labels):
+        for u in range(payers):
             _gather(size, grad, u, places, corner, side, side, vector, strip, cells)
             _gather(size, active, u, places, corner, side, side, vector, strip, which)
             for k in range(contexts):

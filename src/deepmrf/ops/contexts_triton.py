@@ -100,6 +100,8 @@ def _suits(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> bool:
     """2-D, at most float32, on a GPU with matrix units, and large enough to pay for the launches."""
     if t.dim() != 4 or t.numel() == 0 or not 1 <= contexts <= _SLOTS or not _installed():
         return False
+    if weight.shape[0] != t.shape[1] * contexts:  # more maps than labels that pay
+        return False
     if any(x.dtype not in (torch.float32, torch.bfloat16, torch.float16) for x in (t, weight, bias)):
         return False
     if t.device.type != "cuda":

@@ -9,6 +9,7 @@ d is symmetric, so the adjoint is the same sum over the mirrored window.
 
 Shapes: q (B, L, *S), features (B, F, *S) with F >= 0, weights (3,) = (w_colour, w_position, w_bias).
 uint8 features stand for value / 255.
+With `frame`, t is computed for j at that place along the first axis alone, and has no such axis: (B, L, *S[1:]).
 """
 
 from __future__ import annotations
@@ -20,8 +21,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops.backends import Implementation, choose, needs_gradient
-from deepmrf.ops.window import Cut, Reach, accumulator, box_sum, box_sum_and_spread, reaches
+from deepmrf.ops.backends import Implementation, at_once, choose, needs_gradient
+from deepmrf.ops.window import (
+    ALL,
+    Cut,
+    Reach,
+    accumulator,
+    at_frame,
+    box_sum,
+    box_sum_and_spread,
+    only_at_frame,
+    reaches,
+)
 
 CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 """Temporaries a chunk of labels may take: memory then grows neither with the window nor with the labels."""
@@ -73,17 +84,19 @@ def _label_chunks(q: Tensor, maps: int) -> Iterator[slice]:
 class _Sums:
     """Colour and position sums of one chunk of maps x (B, l, *S), and the box sums a features' gradient needs."""
 
-    def __init__(self, x: Tensor, features: Tensor, window: list[Reach], spacing: Sequence[float]) -> None:
-        self.box, self.position = box_sum_and_spread(x, window, spacing)
+    def __init__(
+        self, x: Tensor, features: Tensor, window: list[Reach], spacing: Sequence[float], frame: int = ALL
+    ) -> None:
+        self.box, self.position = box_sum_and_spread(x, window, spacing, frame)
         self.box_features: list[Tensor] = []  # Box(I_f x), a map per feature
         norm = torch.zeros_like(x[:, :1])
         self.colour = torch.zeros_like(self.box)
         for feature in maps(features):
             norm += feature * feature
-            self.box_features.append(box_sum(feature * x, window))
-            self.colour.addcmul_(feature, self.box_features[-1], value=-2)
+            self.box_features.append(box_sum(feature * x, window, frame))
+            self.colour.addcmul_(at_frame(feature, frame), self.box_features[-1], value=-2)
         if self.box_features:
-            self.colour.addcmul_(norm, self.box).add_(box_sum(norm * x, window))
+            self.colour.addcmul_(at_frame(norm, frame), self.box).add_(box_sum(norm * x, window, frame))
 
     def pull(self, x: Tensor, features: Tensor) -> Tensor:
         """sum over labels of x_j (I_j Box_j - Box(I .)_j): half the gradient of <x, colour> to I. (B, F, *S)"""
@@ -102,20 +115,21 @@ def _forward(
     spacing: Sequence[float],
     gate: bool,
     keep: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
     dtype = accumulator(q)
     real = _centred(features, dtype)
     w_colour, w_position, w_bias = weights.to(dtype)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = torch.empty_like(at_frame(q, frame), memory_format=torch.contiguous_format)
     kept = torch.empty_like(out) if keep else q.new_empty(0)
     for chunk in _label_chunks(q, 8 + features.shape[1]):
         part = q[:, chunk].to(dtype)
-        sums = _Sums(part, real, reaches(window), spacing)
+        sums = _Sums(part, real, reaches(window), spacing, frame)
         total = sums.colour.mul_(w_colour).add_(sums.position.mul_(w_position))
         if keep:
             kept[:, chunk] = total
-        out[:, chunk] = (total.mul_(part) if gate else total).add_(w_bias)
-    return out, kept
+        out[:, chunk] = (total.mul_(at_frame(part, frame)) if gate else total).add_(w_bias)
+    return (out, kept) if frame == ALL else (out.squeeze(2), kept.squeeze(2) if keep else kept)
 
 
 def _backward(
@@ -154,8 +168,7 @@ IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _back
 """In order of preference; compiled kernels go before "torch"."""
 
 
-@torch.library.custom_op("deepmrf::distance_penalty", mutates_args=())
-def _operator(
+def _evaluate(
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -163,11 +176,16 @@ def _operator(
     spacing: Sequence[float],
     gate: bool,
     keep: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
     """(t, the window sum before the gate if `keep`, else nothing): the gate's gradient needs that sum again."""
     one = choose(IMPLEMENTATIONS, q, features, weights, window)
-    result: tuple[Tensor, Tensor] = one.forward(q, features, weights, window, spacing, gate, keep)
+    only = () if frame == ALL else (frame,)
+    result: tuple[Tensor, Tensor] = one.forward(q, features, weights, window, spacing, gate, keep, *only)
     return result
+
+
+_operator = torch.library.custom_op("deepmrf::distance_penalty", _evaluate, mutates_args=())
 
 
 @torch.library.custom_op("deepmrf::distance_penalty_backward", mutates_args=())
@@ -181,9 +199,11 @@ def _operator_backward(
     spacing: Sequence[float],
     gate: bool,
     features_too: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients to q, features (empty unless asked for) and weights."""
     one = choose(IMPLEMENTATIONS, q, features, weights, window)
+    grad, kept = (only_at_frame(x, frame, q.shape[2]) for x in (grad, kept))
     result: tuple[Tensor, Tensor, Tensor] = one.backward(
         grad, kept, q, features, weights, window, spacing, gate, features_too
     )
@@ -191,13 +211,14 @@ def _operator_backward(
 
 
 @_operator.register_fake
-def _(q, features, weights, window, spacing, gate, keep):  # type: ignore[no-untyped-def]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+def _(q, features, weights, window, spacing, gate, keep, frame=ALL):  # type: ignore[no-untyped-def]
+    wanted = q if frame == ALL else q.select(2, frame)
+    out = torch.empty_like(wanted, memory_format=torch.contiguous_format)
     return out, torch.empty_like(out) if keep else q.new_empty(0)
 
 
 @_operator_backward.register_fake
-def _(grad, kept, q, features, weights, window, spacing, gate, features_too):  # type: ignore[no-untyped-def]
+def _(grad, kept, q, features, weights, window, spacing, gate, features_too, frame=ALL):  # type: ignore[no-untyped-def]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     pulled = features.new_empty(
         features.shape if features_too else 0, dtype=q.dtype if features_too else accumulator(q)
@@ -206,7 +227,7 @@ def _(grad, kept, q, features, weights, window, spacing, gate, features_too):  #
 
 
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, features, weights, ctx.window, ctx.spacing, ctx.gate, keep = inputs
+    q, features, weights, ctx.window, ctx.spacing, ctx.gate, keep, ctx.frame = inputs
     if ctx.gate and not keep:
         raise RuntimeError("deepmrf::distance_penalty needs keep=True for a gradient through the gate.")
     ctx.save_for_backward(output[1], q, features, weights)
@@ -215,9 +236,9 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _gradients(ctx, grad, _):  # type: ignore[no-untyped-def]
     features_too = ctx.needs_input_grad[1]
     q_, features_, weights_ = _operator_backward(
-        grad, *ctx.saved_tensors, ctx.window, ctx.spacing, ctx.gate, features_too
+        grad, *ctx.saved_tensors, ctx.window, ctx.spacing, ctx.gate, features_too, ctx.frame
     )
-    return q_, features_ if features_too else None, weights_, None, None, None, None
+    return q_, features_ if features_too else None, weights_, None, None, None, None, None
 
 
 _operator.register_autograd(_gradients, setup_context=_setup_context)
@@ -230,11 +251,14 @@ def distance_penalty(
     window: Sequence[int],
     spacing: Sequence[float] | None = None,
     gate: bool = True,
+    frame: int | None = None,
 ) -> Tensor:
     """The triple penalty of the distance kernel; see the head of this module. Returns t (B, L, *S)."""
     steps = list(spacing) if spacing is not None else [1.0] * len(window)
     keep = gate and needs_gradient(q, features, weights)
-    result: Tensor = _operator(q, features, weights, list(window), steps, gate, keep)[0]
+    only = ALL if frame is None else frame
+    call = _evaluate if at_once(q, features, weights) else _operator
+    result: Tensor = call(q, features, weights, list(window), steps, gate, keep, only)[0]
     return result
 
 

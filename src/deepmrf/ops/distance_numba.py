@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deepmrf.ops.backends import Implementation
 from deepmrf.ops.numba_support import available, run_jobs
-from deepmrf.ops.window import Reach, box_sum, reaches
+from deepmrf.ops.window import ALL, Reach, box_sum, reaches
 
 GROUP = 8
 """Labels that share a job, and with it the centring of the features."""
@@ -44,6 +44,7 @@ class _Problem:
     ) -> None:
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         images, labels, size = q.shape[0], q.shape[1], q.shape[2:]
+        self.axes = len(size)
         new_axes = 3 - len(size)
         self.size = (1,) * new_axes + tuple(size)
         self.maps_shape = (images, labels, self.size[0] * self.size[1], self.size[2])
@@ -64,12 +65,17 @@ class _Problem:
             for (before, after), n in zip(reaches(self.window, mirrored), self.size, strict=True)
         ]
 
-    def run(self, mode: int, gate: bool, grad: Any, kept: Any, out: Any, pulled: Any) -> tuple[bool, Tensor]:
+    def run(
+        self, mode: int, gate: bool, grad: Any, kept: Any, out: Any, pulled: Any, frame: int = ALL
+    ) -> tuple[bool, Tensor]:
         """Every job of a mode: (did no NaN spread, the sums that are the gradients to the weights)."""
         from deepmrf.ops import distance_numba_kernels as kernels
 
         images, labels = self.maps_shape[:2]
-        deep = self.size[0] > 1
+        # A single plane is an image whose windows reach over other planes.
+        alone = frame != ALL and self.axes == 3 and mode == kernels.FORWARD
+        plane = frame if alone else 0
+        deep = self.size[0] > 1 and not alone
         pull = mode in (kernels.PULL_AHEAD, kernels.PULL_BACK)
         # Labels add to the same gradient to the features, so one job must take them all there.
         group = labels if pull else -(-labels // -(-labels // GROUP))
@@ -91,7 +97,8 @@ class _Problem:
         sides = tuple(side for pair in reach[axes] for side in pair)
         sums = torch.zeros(len(plan), 3, dtype=torch.float64)
         run: Any = kernels.deep_job if deep else kernels.job
-        height = self.size[1:2] if deep else ()
+        around = (max(plane - reach[0][0], 0), min(plane + reach[0][1] + 1, self.size[0]))
+        shape: tuple[Any, ...] = (self.size[1],) if deep else (self.size[1], plane, around, self.spacing[0])
         clean = [True] * len(plan)
 
         def one(index: int) -> None:
@@ -101,7 +108,7 @@ class _Problem:
                 self.q[part], grad[part], kept[part], self.features[image], self.mean[image], self.scale, self.weights,
                 spacing, sides, gate, keep, out[part], pulled[image], sums[index].numpy(), first, last,
             )  # fmt: skip
-            clean[index] = run(mode, *height, *given)
+            clean[index] = run(mode, *shape, *given)
 
         run_jobs(one, len(plan))
         return all(clean), sums.sum(0)
@@ -114,6 +121,10 @@ def _bad(x: Tensor) -> Tensor:
 
 def _without(x: Tensor, bad: Tensor) -> Tensor:
     return torch.where(bad, torch.zeros((), dtype=x.dtype), x)
+
+
+def _wanted(x: Tensor, frame: int) -> Tensor:
+    return x if frame == ALL else x.select(2, frame).contiguous()
 
 
 def _touched(bad: Tensor, window: Sequence[int], mirrored: bool) -> Tensor:
@@ -129,6 +140,7 @@ def _forward(
     spacing: Sequence[float],
     gate: bool,
     keep: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
     from deepmrf.ops.distance_numba_kernels import FORWARD
 
@@ -142,12 +154,14 @@ def _forward(
         kept.view(problem.maps_shape).numpy() if keep else problem.q,
         out.view(problem.maps_shape).numpy(),
         problem.features,
+        frame,
     )
+    out, kept = _wanted(out, frame), _wanted(kept, frame) if keep else kept
     if not clean and (bad := _bad(q) | _bad(features).any(1, keepdim=True)).any():
         known = _without(features, _bad(features))
-        out, kept = _forward(_without(q, bad), known, weights, window, spacing, gate, keep)
+        out, kept = _forward(_without(q, bad), known, weights, window, spacing, gate, keep, frame)
         for result in (out, kept) if keep else (out,):
-            result.masked_fill_(_touched(bad, window, mirrored=False), torch.nan)
+            result.masked_fill_(_wanted(_touched(bad, window, mirrored=False), frame), torch.nan)
     return out.to(q.dtype), kept.to(q.dtype)
 
 

@@ -314,6 +314,10 @@ def emit_row(
 @compiled
 def job(
     mode: int,
+    height: int,
+    frame: int,
+    frames: tuple[int, int],
+    t_step: float,
     q: Array,
     grad: Array,
     kept: Array,
@@ -333,9 +337,11 @@ def job(
 ) -> bool:
     """Rows first .. last - 1 of some labels of an image; False if a sum was not a number, which may have spread.
 
-    q, grad, kept, out (L, H, W), features, pulled (F, H, W), sums (3,).
+    q, grad, kept, out (L, H, W), features, pulled (F, H, W), sums (3,). A volume has T * H rows, and the image is its
+    plane `frame`, whose windows reach over planes frames[0] .. frames[1] - 1, t_step apart: their rows enter and leave
+    the same column sums, at a distance along the first axis that is known beforehand.
     """
-    labels, height, width = q.shape
+    labels, width = q.shape[0], q.shape[2]
     count = len(features)
     y_before, y_after, x_before, x_after = reach
     y_step, x_step = spacing
@@ -350,26 +356,32 @@ def job(
         for z in range(y + y_after if y > first else max(y - y_before, 0), y + y_after + 1):
             leaves = y > first and gone >= 0
             enters = z < height
-            if enters:
-                read_features(features, z, mean, scale, entering)
-            if leaves:
-                read_features(features, gone, mean, scale, leaving)
-            new[:] = 0.0
-            old[:] = 0.0
-            for v in range(labels):
+            for t in range(frames[0], frames[1]):
+                apart = ((t - frame) * t_step) ** 2
+                entering_row, leaving_row = t * height + z, t * height + gone
                 if enters:
-                    read_row(mode, False, gate, q[v, z], grad[v, z], new)
+                    read_features(features, entering_row, mean, scale, entering)
                 if leaves:
-                    read_row(mode, False, gate, q[v, gone], grad[v, gone], old)
-                if enters or leaves:
-                    y_new, y_old = (z - middle) * y_step, (gone - middle) * y_step
-                    exchange_row(columns[v], left, new, entering, y_new, old, leaving, y_old)
-        read_features(features, y, mean, scale, here)
+                    read_features(features, leaving_row, mean, scale, leaving)
+                new[:] = 0.0
+                old[:] = 0.0
+                for v in range(labels):
+                    if enters:
+                        read_row(mode, False, gate, q[v, entering_row], grad[v, entering_row], new)
+                    if leaves:
+                        read_row(mode, False, gate, q[v, leaving_row], grad[v, leaving_row], old)
+                    if enters or leaves:
+                        y_new, y_old = (z - middle) * y_step, (gone - middle) * y_step
+                        exchange_row(columns[v], left, new, entering, y_new, old, leaving, y_old)
+                        if apart > 0.0:
+                            exchange_scaled(columns[v, SPREAD, left : left + width], apart, new, apart, old)
+        row = frame * height + y
+        read_features(features, row, mean, scale, here)
         set_factors(mode, here, weights, rows)
         for v in range(labels):
             emit_row(
                 mode, columns[v], (y - middle) * y_step, here, weights, x_before, x_after, x_step, gate, keep,
-                q[v, y], grad[v, y], kept[v, y], out[v, y], pulled, y, sums, rows,
+                q[v, row], grad[v, row], kept[v, row], out[v, row], pulled, row, sums, rows,
             )  # fmt: skip
     # A running sum never recovers from a NaN, so the last sums tell.
     return bool(np.isfinite(columns[:, BOX].sum() + columns[:, NORM].sum()))

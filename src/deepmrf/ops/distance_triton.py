@@ -2,9 +2,10 @@
 
 A program owns a strip of rows of a few labels of one image. It keeps, per column, sums over the window's rows: of q, q
 times the distance in rows, q times squares, each feature times q. One row down, a row of q enters the window and one
-leaves. Along the row, sums over the window's columns come from running sums, restarted every K columns (K at least the
-window) with coordinates from the middle of that stretch, so that float32 loses nothing to far columns: a window is the
-end of one stretch plus the start of the next, or lies inside one. With I the features, N the weighted squares,
+leaves; in 3-D, one of every frame in the window. Along the row, sums over the window's columns come from running sums,
+restarted every K columns (K at least the window) with coordinates from the middle of that stretch, so that float32
+loses nothing to far columns: a window is the end of one stretch plus the start of the next, or lies inside one. With I
+the features, N the weighted squares,
 
     total_j = w_colour I_j . (I_j Box(q) - 2 Box(I q)) + w_position x_j (x_j Box(q) - 2 Box(x q)) + Box(N q)
 
@@ -12,7 +13,7 @@ is evaluated at both ends of the window, and only the two results move to its ce
 features are copied once, centred, and shifted so that the reads of all labels are aligned.
 
 The backward is the same pass over the gradient with a mirrored window. All sums have a fixed order: results repeat bit
-for bit. Handles 1-D and 2-D, at most MAX_FEATURES features, rows (or windows) of at most MAX_COLUMNS; else torch runs.
+for bit. Handles 1-D to 3-D, at most MAX_FEATURES features, rows (or windows) of at most MAX_COLUMNS; else torch runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from deepmrf.ops import distance
 from deepmrf.ops.backends import Implementation
-from deepmrf.ops.window import Reach, accumulator, reaches
+from deepmrf.ops.window import ALL, Reach, accumulator, reaches
 
 MAX_FEATURES = 4
 """A feature costs a sum per column in registers."""
@@ -39,24 +40,52 @@ ELEMENTS = 512
 """Pixels (columns times labels) of a row that a program works on at once; more only for rows that are longer."""
 PER_THREAD = 4
 """Of which each thread has this many: about ten numbers each must fit its registers."""
-PROGRAMS_PER_PROCESSOR = 7
-"""Strips are cut for so many programs on every multiprocessor: each strip first sums a whole window of rows."""
-UNROLL = 1
-"""Rows asked for at once in that first sum."""
-AHEAD = False
-"""Ask for a row's features one row early; the backward has no registers to spare for that."""
-MAX_REGISTERS: int | None = 128
-"""Registers per thread, or the compiler's choice; long rows, of which a thread has more, get the latter."""
+UNROLL = 4
+"""Rows asked for at once in a strip's first sum, over a window of rows."""
+WARM_UP = 0.25
+"""What a row costs there, of what it costs later: many strips keep the processors busy, but each begins so."""
+STAGES = 3
+"""Rows on their way through shared memory while one is worked on, and that one."""
+STAGES_BACK = 1
+"""The same in the backward, which gains nothing by it."""
+SHARED_BYTES = 98304
+"""What such rows may take of a multiprocessor's shared memory: as much as any GPU gives a program."""
+MAX_REGISTERS = 128
+"""Registers per thread; for long rows, of which a thread has more, the compiler's choice."""
+MAX_REGISTERS_BACK = 168
+"""The same in the backward."""
+REGISTERS = 65536
+"""Of a multiprocessor."""
+
+
+class Sides(NamedTuple):
+    """An image as frames, rows and columns: how many of each, and the window's reach along them."""
+
+    sizes: tuple[int, int, int]
+    reaches: tuple[Reach, Reach, Reach]
+
+    @property
+    def flat(self) -> tuple[int, ...]:
+        """(before, after) along each axis, in one tuple."""
+        return tuple(pixels for reach in self.reaches for pixels in reach)
 
 
 class Plan(NamedTuple):
-    """How an image is cut: labels per program, stretches of a row and their length, rows per strip, warps."""
+    """How an image is cut, and what a program gets."""
 
+    sides: Sides
     labels: int
+    """Of a program."""
     stretches: int
+    """Of a row."""
     stretch: int
+    """Columns of one."""
     strip: int
+    """Rows of a program."""
     warps: int
+    registers: int | None
+    """Of a thread, at most; None for the compiler's choice."""
+    stages: int
 
 
 def interpreted() -> bool:
@@ -79,10 +108,13 @@ def power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def plane_sides(size: Sequence[int], window: Sequence[int], mirrored: bool = False) -> tuple[int, int, Reach, Reach]:
-    """Height, width and the reaches along them, no longer than the image; a 1-D signal is an image of one row."""
-    sides = [(min(b, n - 1), min(a, n - 1)) for (b, a), n in zip(reaches(window, mirrored), size, strict=True)]
-    return (1, size[0], (0, 0), sides[0]) if len(size) == 1 else (size[0], size[1], sides[0], sides[1])
+def sides(size: Sequence[int], window: Sequence[int], mirrored: bool = False) -> Sides:
+    """Sizes and reaches along three axes, none longer than the image; a signal is an image of one row and one frame."""
+    found = [(min(b, n - 1), min(a, n - 1)) for (b, a), n in zip(reaches(window, mirrored), size, strict=True)]
+    missing = 3 - len(found)
+    t, y, x = [(0, 0)] * missing + found
+    frames, height, width = [1] * missing + list(size)
+    return Sides((frames, height, width), (t, y, x))
 
 
 @functools.cache
@@ -93,7 +125,8 @@ def processors(device: torch.device) -> int:
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device: make it the tensor's."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+    elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
+    return torch.cuda.device(x.device) if elsewhere else contextlib.nullcontext()
 
 
 def _columns(width: int, reach: Reach) -> tuple[int, int]:
@@ -102,33 +135,53 @@ def _columns(width: int, reach: Reach) -> tuple[int, int]:
     return max(power_of_two(width), stretch, 32), stretch
 
 
-def _plan(q: Tensor, height: int, width: int, reach: Reach) -> Plan:
-    padded, stretch = _columns(width, reach)
-    labels = min(max(ELEMENTS // padded, 1), power_of_two(q.shape[1]))
+@functools.lru_cache(maxsize=256)
+def make_plan(
+    shape: tuple[int, ...], features: int, window: tuple[int, ...], mirrored: bool, device: torch.device
+) -> Plan:
+    """The plan for q of this shape; the backward's is the `mirrored` one."""
+    around = sides(shape[2:], window, mirrored)
+    frames, height, width = around.sizes
+    padded, stretch = _columns(width, around.reaches[2])
+    labels = min(max(ELEMENTS // padded, 1), power_of_two(shape[1]))
     warps = min(max(padded * labels // PER_THREAD // 32, 1), 16)
-    columns_of_programs = q.shape[0] * -(-q.shape[1] // labels)
-    strips = -(-PROGRAMS_PER_PROCESSOR * processors(q.device) // columns_of_programs)
-    strip = max(-(-height // strips), min(16, height))
-    return Plan(labels, padded // stretch, stretch, strip, warps)
+    crowded = padded * labels > 32 * warps * PER_THREAD
+    most = REGISTERS // (32 * warps)
+    registers = None if crowded else min(MAX_REGISTERS_BACK if mirrored else MAX_REGISTERS, most)
+    loads = 4 * features + (7 if mirrored else 3)  # of a row; two more numbers a pixel go from thread to thread
+    room = SHARED_BYTES // (padded * labels * 4 * (loads + 2))
+    stages = min(STAGES_BACK if mirrored else STAGES, 1 + room)
+    columns_of_programs = shape[0] * frames * -(-shape[1] // labels)
+    at_once = processors(device) * max(most // (registers or 255), 1)
+
+    def cost(strips: int) -> float:
+        waves = -(-columns_of_programs * strips // at_once)
+        return waves * (-(-height // strips) + WARM_UP * sum(around.reaches[1]))
+
+    strips = min(range(1, max(height // 16, 1) + 1), key=cost)
+    return Plan(around, labels, padded // stretch, stretch, -(-height // strips), warps, registers, stages)
 
 
 def _suits(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) -> bool:
-    if not runs_on(q) or q.dim() not in (3, 4) or features.shape[1] > MAX_FEATURES or q.numel() == 0:
+    if not runs_on(q) or q.dim() not in (3, 4, 5) or features.shape[1] > MAX_FEATURES or q.numel() == 0:
         return False
-    _, width, _, reach = plane_sides(q.shape[2:], window)
-    return _columns(width, reach)[0] <= MAX_COLUMNS
+    around = sides(q.shape[2:], window)
+    return _columns(around.sizes[2], around.reaches[2])[0] <= MAX_COLUMNS
 
 
-def _shifted(features: Tensor, height: int, width: int, reach: Reach, padded: int) -> Tensor:
-    """Centred features in place and shifted to both ends of the window, (3, B, F, H, padded)."""
+def _shifted(features: Tensor, plan: Plan) -> Tensor:
+    """Centred features in place and shifted to both ends of the window, (3, B, F, rows of all frames, padded)."""
     from deepmrf.ops import distance_kernels_triton as kernels
 
     images, maps = features.shape[:2]
-    scale = 1 / 255 if features.dtype == torch.uint8 else 1.0
-    shifted = torch.empty(3, images, maps, height, padded, dtype=torch.float32, device=features.device)
+    frames, height, width = plan.sides.sizes
+    padded = plan.stretches * plan.stretch
+    shifted = torch.empty((3, images, maps, frames * height, padded), dtype=torch.float32, device=features.device)
     if maps:
-        kernels.shift_features[(images * maps, height)](
-            features.contiguous(), shifted, images * maps, height, width, *reach, scale, SAMPLES=256, P=padded,
+        rows = 8
+        kernels.shift_features[(images * maps, -(-frames * height // rows))](
+            features.contiguous(), shifted, images * maps, frames * height, width, *plan.sides.reaches[2],
+            1 / 255 if features.dtype == torch.uint8 else 1.0, SAMPLES=256, ROWS=rows, P=padded,
             num_warps=4,
         )  # fmt: skip
     return shifted
@@ -145,54 +198,32 @@ def _sweep(
     gate: bool,
     keep: bool,
     back: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the pass; returns (result, kept sums, the programs' parts of the weights' gradients)."""
+    frame: int = ALL,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Launch the pass; returns (result, kept sums if asked for, BACK: the parts of the weights' gradients)."""
     from deepmrf.ops import distance_kernels_triton as kernels
 
-    height, width, reach_y, reach_x = plane_sides(q.shape[2:], window, mirrored=back)
-    plan = _plan(q, height, width, reach_x)
-    groups, strips = -(-q.shape[1] // plan.labels), -(-height // plan.strip)
-    programs = q.shape[0] * groups * strips
-    squares = [s * s for s in spacing]
+    images, all_labels = q.shape[:2]
+    plan = make_plan(q.shape, features.shape[1], tuple(window), back, q.device)
+    frames, height, width = plan.sides.sizes
+    groups, strips = -(-all_labels // plan.labels), -(-height // plan.strip)
+    first, shown = (0, frames) if frame == ALL else (frame, 1)
+    programs = images * shown * groups * strips
     with on_device(q):
-        shifted = _shifted(features, height, width, reach_x, plan.stretches * plan.stretch)
-        out = torch.empty_like(q)
-        kept_out = torch.empty_like(q) if keep else q.new_empty(0)
-        partials = torch.empty(programs if back else 0, 3, dtype=torch.float32, device=q.device)
-        crowded = plan.labels * plan.stretches * plan.stretch > 32 * plan.warps * PER_THREAD
-        options = {} if MAX_REGISTERS is None or crowded else {"maxnreg": MAX_REGISTERS}
+        shifted = _shifted(features, plan)
+        out = torch.empty_like(q if frame == ALL else q.select(2, frame), memory_format=torch.contiguous_format)
+        kept_out = torch.empty_like(out) if keep else None
+        partials = torch.empty((programs, 3), dtype=torch.float32, device=q.device) if back else None
         kernels.window_sums[(programs,)](
-            x,
-            q,
-            kept,
-            shifted,
-            weights.contiguous(),
-            out,
-            kept_out,
-            partials,
-            q.shape[1],
-            height,
-            width,
-            plan.strip,
-            strips,
-            groups,
-            shifted[0].numel() // shifted.shape[-1],
-            *reach_y,
-            *reach_x,
-            squares[0] if len(squares) == 2 else 0.0,
-            squares[-1],
-            BACK=back,
-            GATE=gate,
-            KEEP=keep,
-            F=features.shape[1],
-            G=plan.labels,
-            NB=plan.stretches,
-            K=plan.stretch,
-            UNROLL=1 if interpreted() else UNROLL,
-            AHEAD=AHEAD and not back,
+            x, q, kept, shifted, weights.contiguous(), out, out if kept_out is None else kept_out,
+            out if partials is None else partials, all_labels, frames, height, width, first, shown, plan.strip, strips,
+            groups, images * features.shape[1] * frames * height, *plan.sides.flat,
+            *[0.0] * (3 - len(spacing)), *[s * s for s in spacing],
+            BACK=back, GATE=gate, KEEP=keep, FRAMES=frames > 1, F=features.shape[1], G=plan.labels, NB=plan.stretches,
+            K=plan.stretch, UNROLL=1 if interpreted() else UNROLL, STAGES=plan.stages,
             num_warps=plan.warps,
-            **options,
-        )
+            maxnreg=plan.registers,
+        )  # fmt: skip
     return out, kept_out, partials
 
 
@@ -204,10 +235,11 @@ def _forward(
     spacing: Sequence[float],
     gate: bool,
     keep: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
     x = q.contiguous()
-    out, kept, _ = _sweep(x, x, x, features, weights, window, spacing, gate, keep, back=False)
-    return out, kept
+    out, kept, _ = _sweep(x, x, x, features, weights, window, spacing, gate, keep, back=False, frame=frame)
+    return out, q.new_empty(0) if kept is None else kept
 
 
 def _backward(
@@ -226,6 +258,7 @@ def _backward(
     x, g = q.contiguous(), grad.contiguous()
     before_gate = kept.contiguous() if gate else x
     grad_q, _, partials = _sweep(g, x, before_gate, features, weights, window, spacing, gate, keep=False, back=True)
+    assert partials is not None  # back=True makes them
     grad_weights = partials.sum(0, dtype=torch.float64)
     return grad_q, q.new_empty(0, dtype=accumulator(q)), grad_weights.to(weights.dtype)
 

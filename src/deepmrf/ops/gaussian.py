@@ -8,19 +8,20 @@ and never stored. s is symmetric, so the adjoint is the same sum over the mirror
 
 Shapes: q (B, L, *S), features (B, F, *S) with F >= 0, weights (2,) = (w, w_bias), bandwidths (2,) = (a, b).
 uint8 features stand for value / 255.
+With `frame`, t is computed for j at that place along the first axis alone, and has no such axis: (B, L, *S[1:]).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops.backends import Implementation, choose, needs_gradient
+from deepmrf.ops.backends import Implementation, at_once, choose, needs_gradient
 from deepmrf.ops.distance import unit_features
-from deepmrf.ops.window import Cut, Reach, accumulator, offsets, overlap, reaches
+from deepmrf.ops.window import ALL, Cut, Reach, accumulator, at_frame, offsets, only_at_frame, overlap, reaches
 
 
 def gaussian_penalty_reference(
@@ -75,12 +76,23 @@ class _Similarity:
         return exponent.sub_(squared * 0.5 / self.b**2).exp_()
 
 
-def _window_sum(q: Tensor, similarity: _Similarity, window: Sequence[int]) -> Tensor:
-    total = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    for offset in offsets(reaches(window), q.shape[2:], centre=False):
-        j, z = overlap(offset, q.shape[2:])
+def _pairs(size: Sequence[int], window: Sequence[int], frame: int) -> Iterator[tuple[tuple[int, ...], Cut, Cut]]:
+    """(z - j, the pixels j, the pixels z) for every offset of the window but 0; with `frame`, for j there alone."""
+    for offset in offsets(reaches(window), size, centre=False):
+        j, z = overlap(offset, size)
+        if frame == ALL:
+            yield offset, j, z
+        elif 0 <= frame + offset[0] < size[0]:
+            other = frame + offset[0]
+            yield offset, (..., slice(frame, frame + 1), *j[2:]), (..., slice(other, other + 1), *z[2:])
+
+
+def _window_sum(q: Tensor, similarity: _Similarity, window: Sequence[int], frame: int) -> Tensor:
+    total = torch.zeros_like(at_frame(q, frame), memory_format=torch.contiguous_format)
+    for offset, j, z in _pairs(q.shape[2:], window, frame):
         s = similarity(similarity.colour_step(j, z), similarity.squared(offset))
-        total[j].addcmul_(s, q[z])
+        to = j if frame == ALL else (..., slice(None), *j[2:])
+        total[to].addcmul_(s, q[z])
     return total
 
 
@@ -93,10 +105,13 @@ def _forward(
     spacing: Sequence[float],
     gate: bool,
     keep: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
     dtype = _working(q)
     x, (w, w_bias) = q.to(dtype), weights.to(dtype)
-    total = _window_sum(x, _Similarity(features, bandwidths, spacing, dtype), window).mul_(w)
+    total = _window_sum(x, _Similarity(features, bandwidths, spacing, dtype), window, frame).mul_(w)
+    if frame != ALL:
+        x, total = x.select(2, frame), total.squeeze(2)
     kept = total.to(q.dtype, copy=True) if keep else q.new_empty(0)
     return (total.mul_(x) if gate else total).add_(w_bias).to(q.dtype), kept
 
@@ -112,8 +127,12 @@ def _backward(
     spacing: Sequence[float],
     gate: bool,
     features_too: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One sweep over the offsets: all but q's gradient needs pair(j, z) = s(j, z) * sum over labels of pulled_j q_z."""
+    """One sweep over the offsets: all but q's gradient needs pair(j, z) = s(j, z) * sum over labels of pulled_j q_z.
+
+    With `frame`, grad is known to be zero at the other places.
+    """
     dtype = _working(q)
     x, g, w = q.to(dtype), grad.to(dtype), weights.to(dtype)[0]
     pulled = g * x if gate else g
@@ -121,8 +140,7 @@ def _backward(
     back = torch.zeros_like(x, memory_format=torch.contiguous_format)
     grad_features = torch.zeros_like(similarity.features) if features_too else x.new_empty(0)
     sums = torch.zeros(3, dtype=accumulator(q), device=x.device)
-    for offset in offsets(reaches(window), q.shape[2:], centre=False):
-        j, z = overlap(offset, q.shape[2:])
+    for offset, j, z in _pairs(q.shape[2:], window, frame):
         step, squared = similarity.colour_step(j, z), similarity.squared(offset)
         s = similarity(step, squared)
         back[z].addcmul_(s, pulled[j])
@@ -151,8 +169,7 @@ IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _back
 """In order of preference; compiled kernels go before "torch"."""
 
 
-@torch.library.custom_op("deepmrf::gaussian_penalty", mutates_args=())
-def _operator(
+def _evaluate(
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -161,11 +178,16 @@ def _operator(
     spacing: Sequence[float],
     gate: bool,
     keep: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
     """(t, the weighted window sum before the gate if `keep`, else nothing)."""
     one = choose(IMPLEMENTATIONS, q, features, weights, window)
-    result: tuple[Tensor, Tensor] = one.forward(q, features, weights, bandwidths, window, spacing, gate, keep)
+    only = () if frame == ALL else (frame,)
+    result: tuple[Tensor, Tensor] = one.forward(q, features, weights, bandwidths, window, spacing, gate, keep, *only)
     return result
+
+
+_operator = torch.library.custom_op("deepmrf::gaussian_penalty", _evaluate, mutates_args=())
 
 
 @torch.library.custom_op("deepmrf::gaussian_penalty_backward", mutates_args=())
@@ -180,30 +202,34 @@ def _operator_backward(
     spacing: Sequence[float],
     gate: bool,
     features_too: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients to q, features (empty unless asked for), weights and bandwidths."""
     one = choose(IMPLEMENTATIONS, q, features, weights, window)
+    grad, kept = (only_at_frame(x, frame, q.shape[2]) for x in (grad, kept))
+    only = () if frame == ALL else (frame,)
     result: tuple[Tensor, Tensor, Tensor, Tensor] = one.backward(
-        grad, kept, q, features, weights, bandwidths, window, spacing, gate, features_too
+        grad, kept, q, features, weights, bandwidths, window, spacing, gate, features_too, *only
     )
     return result
 
 
 @_operator.register_fake
-def _(q, features, weights, bandwidths, window, spacing, gate, keep):  # type: ignore[no-untyped-def]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+def _(q, features, weights, bandwidths, window, spacing, gate, keep, frame=ALL):  # type: ignore[no-untyped-def]
+    wanted = q if frame == ALL else q.select(2, frame)
+    out = torch.empty_like(wanted, memory_format=torch.contiguous_format)
     return out, torch.empty_like(out) if keep else q.new_empty(0)
 
 
 @_operator_backward.register_fake
-def _(grad, kept, q, features, weights, bandwidths, window, spacing, gate, features_too):  # type: ignore[no-untyped-def]
+def _(grad, kept, q, features, weights, bandwidths, window, spacing, gate, features_too, frame=ALL):  # type: ignore[no-untyped-def]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     pulled = features.new_empty(features.shape if features_too else 0, dtype=q.dtype if features_too else _working(q))
     return out, pulled, torch.empty_like(weights), torch.empty_like(bandwidths)
 
 
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, features, weights, bandwidths, ctx.window, ctx.spacing, ctx.gate, keep = inputs
+    q, features, weights, bandwidths, ctx.window, ctx.spacing, ctx.gate, keep, ctx.frame = inputs
     if ctx.gate and not keep:
         raise RuntimeError("deepmrf::gaussian_penalty needs keep=True for a gradient through the gate.")
     ctx.save_for_backward(output[1], q, features, weights, bandwidths)
@@ -212,9 +238,9 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _gradients(ctx, grad, _):  # type: ignore[no-untyped-def]
     features_too = ctx.needs_input_grad[1]
     q_, features_, weights_, bandwidths_ = _operator_backward(
-        grad, *ctx.saved_tensors, ctx.window, ctx.spacing, ctx.gate, features_too
+        grad, *ctx.saved_tensors, ctx.window, ctx.spacing, ctx.gate, features_too, ctx.frame
     )
-    return q_, features_ if features_too else None, weights_, bandwidths_, None, None, None, None
+    return q_, features_ if features_too else None, weights_, bandwidths_, None, None, None, None, None
 
 
 _operator.register_autograd(_gradients, setup_context=_setup_context)
@@ -228,26 +254,33 @@ def gaussian_penalty(
     window: Sequence[int],
     spacing: Sequence[float] | None = None,
     gate: bool = True,
+    frame: int | None = None,
 ) -> Tensor:
     """The triple penalty of the Gaussian kernel; see the head of this module. Returns t (B, L, *S)."""
     steps = list(spacing) if spacing is not None else [1.0] * len(window)
     keep = gate and needs_gradient(q, features, weights, bandwidths)
-    result: Tensor = _operator(q, features, weights, bandwidths, list(window), steps, gate, keep)[0]
+    only = ALL if frame is None else frame
+    call = _evaluate if at_once(q, features, weights, bandwidths) else _operator
+    result: Tensor = call(q, features, weights, bandwidths, list(window), steps, gate, keep, only)[0]
     return result
 
 
-def gaussian_blur(q: Tensor, bandwidth: Tensor, window: Sequence[int], spacing: Sequence[float]) -> Tensor:
+def gaussian_blur(
+    q: Tensor, bandwidth: Tensor, window: Sequence[int], spacing: Sequence[float], frame: int | None = None
+) -> Tensor:
     """sum over z in N(j), z != j, of exp(-|j - z|^2 / 2 c^2) q[v, z]: dense CRF's smoothness kernel.
 
     The image plays no part, so it separates into one short convolution per axis. The centre is left out from the start:
-    subtracted at the end, it would swallow a narrow kernel's sum.
+    subtracted at the end, it would swallow a narrow kernel's sum. With `frame`, for that place along the first axis.
     """
     total = torch.zeros_like(q)
     for axis, ((before, after), step) in enumerate(zip(reaches(window), spacing, strict=True), start=2):
         place = torch.arange(-before, after + 1, device=q.device, dtype=q.dtype) * step
         around = torch.exp(-place.square() / (2 * bandwidth.to(q.dtype) ** 2)) * (place != 0)
         total = total + _filter_lines(total + q, around, axis, (before, after))
-    return total
+        if axis == 2 and frame is not None:
+            total, q = total.narrow(2, frame, 1), q.narrow(2, frame, 1)
+    return total if frame is None else total.squeeze(2)
 
 
 BANDED = 1024

@@ -8,16 +8,22 @@ import triton.language as tl
 
 FAR = tl.constexpr(-1e30)
 """The exponent of pairs outside the window: exp2 of it is 0, and 0 times it too (0 times infinity is not)."""
+PER_SQUARE = tl.constexpr(0.7213475204444817)
+"""0.5 / log 2: exp(-d^2 / 2 a^2) is exp2 of minus this times (d / a)^2."""
+ROOT = tl.constexpr(0.8493218002880191)
+"""Its square root."""
 
 
 @triton.jit
 def pack(
-    x, bits, scale, packed, L, pixels, LABELS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    x, features, bandwidths, bits, scale, packed, colours, L, pixels, feature_scale,
+    F: tl.constexpr, LABELS: tl.constexpr, COLOURS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
     SCALED: tl.constexpr,
 ):  # fmt: skip
     """x (B, L, pixels), scaled, into (B, pixels, LABELS): labels last, zeros after the L-th. Writes the scale, too.
 
     bits: of x's largest magnitude as a float32, which the scale, a power of two, brings into 0.5 .. 1.
+    With F > 0 also the features (B, F, pixels) into (B, pixels, COLOURS), in the unit in which exponents are squares.
     """
     factor = 1.0
     if SCALED:
@@ -29,20 +35,37 @@ def pack(
         tl.store(scale, factor)
     image = tl.program_id(2).to(tl.int64)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = pixel < pixels
     label = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     at = (image * L + label[:, None]) * pixels + pixel[None, :]
-    value = tl.load(x + at, mask=(label[:, None] < L) & (pixel[None, :] < pixels), other=0).to(tl.float32)
+    value = tl.load(x + at, mask=(label[:, None] < L) & there[None, :], other=0).to(tl.float32)
     value = tl.trans(value * factor)
     at = (image * pixels + pixel[:, None]) * LABELS + label[None, :]
-    tl.store(packed + at, value.to(packed.dtype.element_ty), mask=pixel[:, None] < pixels)
+    tl.store(packed + at, value.to(packed.dtype.element_ty), mask=there[:, None])
+    if F > 0:  # noqa: SIM102 (the constant first: without features none of this is compiled)
+        if tl.program_id(1) == 0:
+            unit = feature_scale * ROOT / tl.load(bandwidths).to(tl.float32)
+            colour = tl.arange(0, COLOURS)
+            source = features + (image * F + colour[:, None]) * pixels + pixel[None, :]
+            feature = tl.load(source, mask=(colour[:, None] < F) & there[None, :], other=0).to(tl.float32)
+            to = colours + (image * pixels + pixel[:, None]) * COLOURS + colour[None, :]
+            tl.store(to, tl.trans(feature * unit), mask=there[:, None])
 
 
 @triton.jit
-def _place(x_query, x_key, reach_before, reach_after, W, scale, SHIFT: tl.constexpr):
+def _place(x_query, x_key, x_tile, x_first, reach_before, reach_after, W, scale, SHIFT: tl.constexpr):
     """SHIFT minus the exponent of the columns' distance, FAR outside window and image: (queries, keys)."""
-    step = x_key[None, :] - x_query[:, None]
+    # x_key - x_query as a product of matrices, exact for such small numbers: it lies in registers as the matrix units
+    # leave their results, what is computed from it does too, and so s needs no way through shared memory to the next.
+    term = tl.arange(0, 16)
+    from_tile = -(x_query - x_tile)[:, None].to(tl.float16)
+    from_first = (x_key - x_first)[None, :].to(tl.float16)
+    one = tl.full((1, 1), 1, tl.float16)
+    zero = tl.full((1, 1), 0, tl.float16)
+    left = tl.where(term[None, :] == 0, from_tile, tl.where(term[None, :] == 1, one, zero))
+    right = tl.where(term[:, None] == 0, one, tl.where(term[:, None] == 1, from_first, zero))
+    step = tl.dot(left, right) + (x_first - x_tile)
     near = (step >= -reach_before) & (step <= reach_after) & (x_key[None, :] < W)
-    step = step.to(tl.float32)
     return tl.where(near, SHIFT - scale * step * step, FAR)
 
 
@@ -56,28 +79,55 @@ def _row_place(y_query, y_key, reach_before, reach_after, scale):
 
 
 @triton.jit
-def _colours(features, first, pixels, mask, F: tl.constexpr):
-    """The F features at some pixels, a tuple."""
+def _colours(colours, pixel, mask, F: tl.constexpr, COLOURS: tl.constexpr):
+    """The F features at some pixels, one after the other: a tuple."""
     found = ()
     for c in tl.static_range(F):
-        found = found + (tl.load(features + first + c * pixels, mask=mask, other=0),)
+        found = found + (tl.load(colours + pixel * COLOURS + c, mask=mask, other=0),)
+    return found
+
+
+@triton.jit
+def _four(x, KEYS: tl.constexpr):
+    """The columns of x (KEYS, 4)."""
+    even, odd = tl.split(tl.reshape(x, (KEYS, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _colours_at_once(colours, pixel, mask, F: tl.constexpr, COLOURS: tl.constexpr, KEYS: tl.constexpr):
+    """The same by one wide load, for neighbouring pixels: COLOURS, 4 or 8, of them."""
+    found = ()
+    if F > 0:
+        at = pixel[:, None] * COLOURS + tl.arange(0, COLOURS)[None, :]
+        value = tl.load(colours + at, mask=mask[:, None], other=0)
+        if COLOURS == 4:
+            found = _four(value, KEYS)
+        else:
+            even, odd = tl.split(tl.reshape(value, (KEYS, 4, 2)))
+            a, c, e, g = _four(even, KEYS)
+            b, d, f, h = _four(odd, KEYS)
+            found = (a, b, c, d, e, f, g, h)
     return found
 
 
 @triton.jit
 def _rows(
-    total, by_colour, by_place, y_from, y_to, keys, features, at_image, at_features, place, mine, x_query, y_query,
-    x_key, label, H, W, before_y, after_y, scale_y,
-    CENTRE: tl.constexpr, MOMENTS: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr, SHIFT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    total, by_colour, by_place, y_from, y_to, keys, colours, at_frame, frame_place, place, mine, x_query, y_query,
+    x_key, label, W, before_y, after_y, scale_y,
+    CENTRE: tl.constexpr, MOMENTS: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr, COLOURS: tl.constexpr,
+    KEYS: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys of some rows; CENTRE: a query can be among them."""
+    """Add the keys of some rows of a frame; CENTRE: a query can be among them."""
     there = x_key < W
     for y in range(y_from, y_to):
-        at = (at_image + y * W + x_key)[:, None] * LABELS + label[None, :]
-        value = tl.load(keys + at, mask=there[:, None], other=0)
-        theirs = _colours(features, at_features + y * W + x_key, H * W, there, F)
-        nearness = place + _row_place(y_query, y, before_y, after_y, scale_y)[:, None]
+        pixel = at_frame + y * W + x_key
+        value = tl.load(keys + pixel[:, None] * LABELS + label[None, :], mask=there[:, None], other=0)
+        theirs = _colours_at_once(colours, pixel, there, F, COLOURS, KEYS)
+        row = _row_place(y_query, y, before_y, after_y, scale_y) + frame_place
+        nearness = place + row[:, None]
         if CENTRE:
             centre = (y_query[:, None] == y) & (x_query[:, None] == x_key[None, :])
             nearness = tl.where(centre, FAR, nearness)
@@ -100,50 +150,67 @@ def _rows(
 
 @triton.jit
 def window_sums(
-    keys, features, numbers, q, grad, kept, weights, out, kept_out, partials, L, H, W, tiles_x,
-    before_y, after_y, before_x, after_x,
+    keys, colours, bandwidths, scale, q, grad, kept, weights, out, kept_out, partials, L, T, H, W, first, shown,
+    tiles_x, before_t, after_t, before_y, after_y, before_x, after_x, square_t, square_y, square_x,
     BACK: tl.constexpr, GATE: tl.constexpr, KEEP: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr,
-    GROUP: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KEYS: tl.constexpr, SHIFT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    COLOURS: tl.constexpr, GROUP: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KEYS: tl.constexpr,
+    SHIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The sums around TY x TX pixels for GROUP labels. Forward: keys are q. BACK: the gradient, mirrored reaches."""
+    """The sums around TY x TX pixels for GROUP labels. Forward: keys are q. BACK: the gradient, mirrored reaches.
+
+    Results are for `shown` frames from the `first` on.
+    """
     tile = tl.program_id(0)
-    image = tl.program_id(2).to(tl.int64)
+    image = (tl.program_id(2) // shown).to(tl.int64)
+    t = first + tl.program_id(2) % shown
     y_start, x_start = tile // tiles_x * TY, tile % tiles_x * TX
     query = tl.arange(0, TY * TX)
     y_query, x_query = y_start + query // TX, x_start + query % TX
     inside = (y_query < H) & (x_query < W)
     label = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
-    scale_y, scale_x, undo = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
-    at_image, at_features = image * H * W, image * F * H * W
-    mine = _colours(features, at_features + y_query * W + x_query, H * W, inside, F)
+    width = tl.load(bandwidths + 1).to(tl.float32)
+    unit = PER_SQUARE / (width * width)
+    scale_t, scale_y, scale_x = unit * square_t, unit * square_y, unit * square_x
+    at_image = image * T * H * W
+    pixel = at_image + t * H * W + y_query * W + x_query
+    mine = _colours(colours, pixel, inside, F, COLOURS)
 
     total = tl.zeros((TY * TX, GROUP), tl.float32)
     by_colour = tl.zeros((TY * TX, GROUP), tl.float32)
     by_place = tl.zeros((TY * TX, GROUP), tl.float32)
     y_first = tl.maximum(y_start - before_y, 0)
-    y_last = tl.minimum(y_start + TY - 1 + after_y, H - 1)
-    y_stop = tl.minimum(y_start + TY, H)
+    y_end = tl.minimum(y_start + TY + after_y, H)
     for x in range(tl.maximum(x_start - before_x, 0), tl.minimum(x_start + TX + after_x, W), KEYS):
         x_key = x + tl.arange(0, KEYS)
-        place = _place(x_query, x_key, before_x, after_x, W, scale_x, SHIFT)
-        # Three stretches of rows, so that only the middle one looks for the query itself.
-        total, by_colour, by_place = _rows(
-            total, by_colour, by_place, y_first, y_start, keys, features, at_image, at_features, place, mine, x_query,
-            y_query, x_key, label, H, W, before_y, after_y, scale_y, False, BACK, F, LABELS, SHIFT, PRECISION,
-        )  # fmt: skip
-        total, by_colour, by_place = _rows(
-            total, by_colour, by_place, y_start, y_stop, keys, features, at_image, at_features, place, mine, x_query,
-            y_query, x_key, label, H, W, before_y, after_y, scale_y, True, BACK, F, LABELS, SHIFT, PRECISION,
-        )  # fmt: skip
-        total, by_colour, by_place = _rows(
-            total, by_colour, by_place, y_stop, y_last + 1, keys, features, at_image, at_features, place, mine, x_query,
-            y_query, x_key, label, H, W, before_y, after_y, scale_y, False, BACK, F, LABELS, SHIFT, PRECISION,
-        )  # fmt: skip
+        place = _place(x_query, x_key, x_start, x, before_x, after_x, W, scale_x, SHIFT)
+        for frame in range(tl.maximum(t - before_t, 0), tl.minimum(t + after_t, T - 1) + 1):
+            at_frame = at_image + frame * H * W
+            step = (frame - t).to(tl.float32)
+            frame_place = -scale_t * step * step
+            # Three stretches of rows, so that only the middle one looks for the query itself; other frames need one.
+            y_own = tl.where(frame == t, y_start, y_end)
+            y_rest = tl.where(frame == t, tl.minimum(y_start + TY, H), y_end)
+            total, by_colour, by_place = _rows(
+                total, by_colour, by_place, y_first, y_own, keys, colours, at_frame, frame_place, place, mine, x_query,
+                y_query, x_key, label, W, before_y, after_y, scale_y, False, BACK, F, LABELS, COLOURS, KEYS, SHIFT,
+                PRECISION,
+            )  # fmt: skip
+            total, by_colour, by_place = _rows(
+                total, by_colour, by_place, y_own, y_rest, keys, colours, at_frame, frame_place, place, mine, x_query,
+                y_query, x_key, label, W, before_y, after_y, scale_y, True, BACK, F, LABELS, COLOURS, KEYS, SHIFT,
+                PRECISION,
+            )  # fmt: skip
+            total, by_colour, by_place = _rows(
+                total, by_colour, by_place, y_rest, y_end, keys, colours, at_frame, frame_place, place, mine, x_query,
+                y_query, x_key, label, W, before_y, after_y, scale_y, False, BACK, F, LABELS, COLOURS, KEYS, SHIFT,
+                PRECISION,
+            )  # fmt: skip
 
     w = tl.load(weights).to(tl.float32)
-    at = (image * L + label[None, :]) * H * W + (y_query * W + x_query)[:, None]
+    at = (image * L + label[None, :]) * T * H * W + (t * H * W + y_query * W + x_query)[:, None]
+    at_out = (image * L + label[None, :]) * shown * H * W + ((t - first) * H * W + y_query * W + x_query)[:, None]
     mask = inside[:, None] & (label[None, :] < L)
+    undo = 1.0 / ((1 << SHIFT) * tl.load(scale))
     total *= undo
     if BACK:
         here = tl.load(q + at, mask=mask, other=0).to(tl.float32)
@@ -151,8 +218,8 @@ def window_sums(
         result = w * total
         if GATE:
             result += gradient * tl.load(kept + at, mask=mask, other=0).to(tl.float32)
-        tl.store(out + at, result, mask=mask)
-        program = (image * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tile
+        tl.store(out + at_out, result, mask=mask)
+        program = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tile
         tl.store(partials + program * 4, tl.sum(here * total))
         tl.store(partials + program * 4 + 1, tl.sum(here * by_colour) * undo)
         tl.store(partials + program * 4 + 2, tl.sum(here * by_place) * undo)
@@ -160,61 +227,74 @@ def window_sums(
     else:
         result = w * total
         if KEEP:
-            tl.store(kept_out + at, result, mask=mask)
+            tl.store(kept_out + at_out, result, mask=mask)
         if GATE:
             result *= tl.load(q + at, mask=mask, other=0).to(tl.float32)
-        tl.store(out + at, result + tl.load(weights + 1).to(tl.float32), mask=mask)
+        tl.store(out + at_out, result + tl.load(weights + 1).to(tl.float32), mask=mask)
 
 
 @triton.jit
 def feature_pull(
-    queries, keys, features, numbers, pull, H, W, tiles_x, before_y, after_y, before_x, after_x,
-    ADD: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr, GROUP: tl.constexpr, TY: tl.constexpr,
-    TX: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    queries, keys, query_scale, key_scale, colours, bandwidths, pull, T, H, W, tiles_x,
+    before_t, after_t, before_y, after_y, before_x, after_x, square_t, square_y, square_x,
+    ADD: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr, COLOURS: tl.constexpr, GROUP: tl.constexpr,
+    TY: tl.constexpr, TX: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sum over z of s(j, z) <query_j, key_z> (I_j - I_z) around TY x TX pixels, (B, F, H, W); ADD: to what is there."""
+    """sum over z of s(j, z) <query_j, key_z> (I_j - I_z) around TY x TX pixels, (B, F, T, H, W).
+
+    ADD: to what is there.
+    """
     tile = tl.program_id(0)
-    image = tl.program_id(1).to(tl.int64)
+    image = (tl.program_id(1) // T).to(tl.int64)
+    t = tl.program_id(1) % T
     y_start, x_start = tile // tiles_x * TY, tile % tiles_x * TX
     query = tl.arange(0, TY * TX)
     y_query, x_query = y_start + query // TX, x_start + query % TX
     inside = (y_query < H) & (x_query < W)
     group = tl.arange(0, GROUP)
-    scale_y, scale_x, undo = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
-    at_image, at_features = image * H * W, image * F * H * W
-    mine = _colours(features, at_features + y_query * W + x_query, H * W, inside, F)
-    mine_at = (at_image + y_query * W + x_query)[:, None] * LABELS + group[None, :]
+    width = tl.load(bandwidths + 1).to(tl.float32)
+    unit = PER_SQUARE / (width * width)
+    scale_t, scale_y, scale_x = unit * square_t, unit * square_y, unit * square_x
+    at_image = image * T * H * W
+    pixel = at_image + t * H * W + y_query * W + x_query
+    mine = _colours(colours, pixel, inside, F, COLOURS)
+    mine_at = pixel[:, None] * LABELS + group[None, :]
     sums = ()
     for _ in tl.static_range(F):
         sums = sums + (tl.zeros((TY * TX,), tl.float32),)
 
     y_first = tl.maximum(y_start - before_y, 0)
-    y_last = tl.minimum(y_start + TY - 1 + after_y, H - 1)
+    y_end = tl.minimum(y_start + TY + after_y, H)
     for x in range(tl.maximum(x_start - before_x, 0), tl.minimum(x_start + TX + after_x, W), KEYS):
         x_key = x + tl.arange(0, KEYS)
         there = x_key < W
-        place = _place(x_query, x_key, before_x, after_x, W, scale_x, 0)
-        for y in range(y_first, y_last + 1):
-            theirs = _colours(features, at_features + y * W + x_key, H * W, there, F)
-            nearness = place + _row_place(y_query, y, before_y, after_y, scale_y)[:, None]
-            for c in tl.static_range(F):
-                step = mine[c][:, None] - theirs[c][None, :]
-                nearness -= step * step
-            pair = tl.zeros((TY * TX, KEYS), tl.float32)
-            at = (at_image + y * W + x_key)[None, :] * LABELS + group[:, None]
-            for first in tl.static_range(0, LABELS, GROUP):
-                left = tl.load(queries + mine_at + first, mask=inside[:, None], other=0)
-                right = tl.load(keys + at + first, mask=there[None, :], other=0)
-                pair = tl.dot(left, right, pair, input_precision=PRECISION)
-            pair *= tl.exp2(nearness)  # the query itself may stay: its step is 0
-            fresh = ()
-            for c in tl.static_range(F):
-                fresh = fresh + (sums[c] + tl.sum(pair * (mine[c][:, None] - theirs[c][None, :]), 1),)
-            sums = fresh
+        place = _place(x_query, x_key, x_start, x, before_x, after_x, W, scale_x, 0)
+        for frame in range(tl.maximum(t - before_t, 0), tl.minimum(t + after_t, T - 1) + 1):
+            step_t = (frame - t).to(tl.float32)
+            for y in range(y_first, y_end):
+                key = at_image + frame * H * W + y * W + x_key
+                theirs = _colours_at_once(colours, key, there, F, COLOURS, KEYS)
+                row = _row_place(y_query, y, before_y, after_y, scale_y) - scale_t * step_t * step_t
+                nearness = place + row[:, None]
+                for c in tl.static_range(F):
+                    step = mine[c][:, None] - theirs[c][None, :]
+                    nearness -= step * step
+                pair = tl.zeros((TY * TX, KEYS), tl.float32)
+                at = key[None, :] * LABELS + group[:, None]
+                for first in tl.static_range(0, LABELS, GROUP):
+                    left = tl.load(queries + mine_at + first, mask=inside[:, None], other=0)
+                    right = tl.load(keys + at + first, mask=there[None, :], other=0)
+                    pair = tl.dot(left, right, pair, input_precision=PRECISION)
+                pair *= tl.exp2(nearness)  # the query itself may stay: its step is 0
+                fresh = ()
+                for c in tl.static_range(F):
+                    fresh = fresh + (sums[c] + tl.sum(pair * (mine[c][:, None] - theirs[c][None, :]), 1),)
+                sums = fresh
 
+    undo_query, undo_key = 1.0 / tl.load(query_scale), 1.0 / tl.load(key_scale)
     for c in tl.static_range(F):
-        at = pull + at_features + c * H * W + y_query * W + x_query
-        value = sums[c] * undo
+        to = pull + (image * F + c) * T * H * W + t * H * W + y_query * W + x_query
+        value = sums[c] * undo_query * undo_key  # one after the other: their product may not fit
         if ADD:
-            value += tl.load(at, mask=inside, other=0)
-        tl.store(at, value, mask=inside)
+            value += tl.load(to, mask=inside, other=0)
+        tl.store(to, value, mask=inside)

@@ -15,7 +15,7 @@ from torch import Tensor
 from deepmrf.ops.backends import Implementation
 from deepmrf.ops.distance import unit_features
 from deepmrf.ops.numba_support import available, run_jobs
-from deepmrf.ops.window import box_sum, reaches
+from deepmrf.ops.window import ALL, box_sum, reaches
 
 ROWS = 8
 """Rows of pixels in a job."""
@@ -55,6 +55,7 @@ class _Problem:
         from deepmrf.ops.gaussian_numba_kernels import FAR, LANES, LEAD
 
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.deep = q.dim() == 5
         size = (1,) * (5 - q.dim()) + tuple(q.shape[2:])
         steps = (1.0,) * (5 - q.dim()) + tuple(spacing)
         sides = reaches((1,) * (5 - q.dim()) + tuple(window), mirrored)
@@ -109,9 +110,9 @@ class _Problem:
 
     def run(
         self, mode: int, near: Tensor, centre: Tensor, q: Tensor, grad: Tensor, kept: Tensor, out: Tensor,
-        pulled: Tensor, gate: bool, keep: bool, features_too: bool,
+        pulled: Tensor, gate: bool, keep: bool, features_too: bool, frame: int = ALL,
     ) -> Tensor:  # fmt: skip
-        """Every job of a mode over windows of `near`: the sums over pairs."""
+        """Every job of a mode over windows of `near`: the sums over pairs. `frame`: only for the j there."""
         from deepmrf.ops import gaussian_numba_kernels as kernels
 
         empty = torch.zeros(self.maps_shape[0], 1, 1, 1, dtype=self.dtype).numpy()
@@ -119,7 +120,13 @@ class _Problem:
         lines = empty if mode == kernels.FORWARD else self.bordered(near, pixels_last=True)
         maps = [x.numpy() for x in (q, grad, kept, out, pulled)]
         middle, features, places = centre.numpy(), self.features.numpy(), self.places.numpy()
-        strips = -(-self.rows // ROWS)
+        # Going back, j is in the window of every pixel z; else it is the centre of its own.
+        first, last, only = 0, self.rows, -1
+        if frame != ALL and self.deep and mode == kernels.BACKWARD:
+            only = frame
+        elif frame != ALL and self.deep:
+            first, last = frame * self.height, (frame + 1) * self.height
+        strips = -(-(last - first) // ROWS)
         job: Any = kernels.job
         sums = torch.zeros(self.maps_shape[0] * strips, 3, dtype=torch.float64)
 
@@ -128,7 +135,7 @@ class _Problem:
             job(
                 mode, self.height, pixels[image], lines[image], middle[image], features[image], places, self.before,
                 self.size_x, self.weights, gate, keep, features_too, *[x[image] for x in maps], sums[index].numpy(),
-                strip * ROWS, min((strip + 1) * ROWS, self.rows),
+                first + strip * ROWS, min(first + (strip + 1) * ROWS, last), only,
             )  # fmt: skip
 
         run_jobs(one, len(sums))
@@ -144,6 +151,7 @@ def _forward(
     spacing: Sequence[float],
     gate: bool,
     keep: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
     from deepmrf.ops.gaussian_numba_kernels import FORWARD
 
@@ -151,14 +159,19 @@ def _forward(
     x = problem.maps(q)
     out = torch.empty(problem.maps_shape, dtype=problem.dtype)
     kept = torch.empty_like(out) if keep else x
-    problem.run(FORWARD, x, x, x, x, kept, out, x, gate, keep, features_too=False)
+    problem.run(FORWARD, x, x, x, x, kept, out, x, gate, keep, features_too=False, frame=frame)
+    out, kept = (_wanted(made.view(q.shape), frame) for made in (out, kept))
     if not math.isfinite(out.sum()) and (bad := ~torch.isfinite(q)).any():
         # A weight of 0 does not stop a NaN just outside a window, so it is taken out and put back where it belongs.
         clean = torch.where(bad, 0, q)
-        out, kept = _forward(clean, features, weights, bandwidths, window, spacing, gate, keep)
-        touched = box_sum(bad.to(torch.float64), reaches(window)) > 0.5
+        out, kept = _forward(clean, features, weights, bandwidths, window, spacing, gate, keep, frame)
+        touched = _wanted(box_sum(bad.to(torch.float64), reaches(window)) > 0.5, frame)
         return out.masked_fill_(touched, torch.nan), kept.masked_fill_(touched, torch.nan) if keep else kept
-    return out.view(q.shape).to(q.dtype), kept.view(q.shape).to(q.dtype) if keep else q.new_empty(0)
+    return out.to(q.dtype), kept.to(q.dtype) if keep else q.new_empty(0)
+
+
+def _wanted(x: Tensor, frame: int) -> Tensor:
+    return x if frame == ALL else x.select(2, frame).contiguous()
 
 
 def _backward(
@@ -172,6 +185,7 @@ def _backward(
     spacing: Sequence[float],
     gate: bool,
     features_too: bool,
+    frame: int = ALL,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Pairs are met with z at the centre, so that one pass over the mirrored windows does for q and the bandwidths."""
     from deepmrf.ops.gaussian_numba_kernels import BACKWARD, PAIRS
@@ -184,7 +198,7 @@ def _backward(
     count = features.shape[1] if features_too else 1
     pulled = torch.zeros(q.shape[0], count, *problem.maps_shape[2:], dtype=problem.dtype)
     total, by_colour, by_place = problem.run(
-        BACKWARD, reaching, x, x, g, ungated, grad_q, pulled, gate, False, features_too
+        BACKWARD, reaching, x, x, g, ungated, grad_q, pulled, gate, False, features_too, frame
     )
     w = weights.detach().to(torch.float64)[0]
     # The sums hold squared distances times log2(e) / 2 a^2 and log2(e) / 2 b^2.
@@ -195,7 +209,7 @@ def _backward(
     if features_too:
         # The other pixel of each pair: the same with j at the centre.
         ahead = _Problem(q, features, weights, bandwidths, window, spacing, mirrored=False)
-        ahead.run(PAIRS, x, reaching, x, g, ungated, grad_q, pulled, gate, False, features_too)
+        ahead.run(PAIRS, x, reaching, x, g, ungated, grad_q, pulled, gate, False, features_too, frame)
         scale = -w / (problem.a**2 * problem.colour_scale)
         grad_features = pulled.mul_(scale).view(features.shape).to(q.dtype)
     return (

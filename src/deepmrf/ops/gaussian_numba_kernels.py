@@ -325,6 +325,7 @@ def job(
     sums: Array,
     first: int,
     last: int,
+    only: int,
 ) -> None:
     """Rows first .. last - 1 of an image's R rows: the window sum unless the mode is PAIRS, and pairs unless FORWARD.
 
@@ -333,6 +334,7 @@ def job(
     places (T', H', LEAD + X' + 2 LANES): the scaled squared lengths of the offsets of a window.
     reach: how many pixels a window has before its centre; size_x: its size along x.
     q, grad, kept, out (L, R, W), pulled (F, R, W), sums (3,): of pairs, of pairs * colours, of pairs * places.
+    only: the one frame whose neighbours count, or -1 for all of them.
     """
     labels, rows, width = q.shape
     count, length = len(features), features.shape[2]
@@ -359,6 +361,8 @@ def job(
                 for dy in range(places.shape[1]):
                     t_other, y_other = t + dt - reach[0], y + dy - reach[1]
                     if t_other < 0 or t_other >= depth or y_other < 0 or y_other >= height:
+                        continue
+                    if only >= 0 and t_other != only:
                         continue
                     other = t_other * height + y_other
                     at = (dt * places.shape[1] + dy) * s_width + LEAD

@@ -48,10 +48,34 @@ def accumulator(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
-def axis_sum(x: Tensor, axis: int, reach: Reach) -> Tensor:
-    """sum of x[j - before .. j + after] along one axis, for every j, by a running sum: O(1) in the window."""
+ALL = -1
+"""In place of a frame: results are wanted for every pixel, not for one place along the first axis only."""
+
+
+def at_frame(x: Tensor, frame: int) -> Tensor:
+    """The pixels for which results are wanted: maps (B, C, *S), or those at one place along the first spatial axis."""
+    return x if frame == ALL else x.narrow(2, frame, 1)
+
+
+def only_at_frame(x: Tensor, frame: int, size: int) -> Tensor:
+    """The adjoint of taking one frame out of `size`: maps without the first axis, and zeros at its other places."""
+    if frame == ALL or x.numel() == 0:
+        return x
+    whole = x.new_zeros(*x.shape[:2], size, *x.shape[2:])
+    whole.select(2, frame).copy_(x)
+    return whole
+
+
+def axis_sum(x: Tensor, axis: int, reach: Reach, frame: int = ALL) -> Tensor:
+    """sum of x[j - before .. j + after] along one axis, for every j, by a running sum: O(1) in the window.
+
+    With `frame`, for j = frame alone.
+    """
     before, after = reach
     size = x.shape[axis]
+    if frame != ALL:
+        first = max(frame - before, 0)
+        return x.narrow(axis, first, min(frame + after + 1, size) - first).sum(axis, keepdim=True)
     running = x.cumsum(axis)
     if after == 0:
         total = running.clone()
@@ -65,11 +89,14 @@ def axis_sum(x: Tensor, axis: int, reach: Reach) -> Tensor:
     return total
 
 
-def axis_spread(x: Tensor, axis: int, reach: Reach) -> Tensor:
+def axis_spread(x: Tensor, axis: int, reach: Reach, frame: int = ALL) -> Tensor:
     """sum of (z - j)^2 x[z] over the same z, from three running sums about the middle of the axis."""
     size = x.shape[axis]
     shape = [1] * x.dim()
     shape[axis] = size
+    if frame != ALL:
+        step = (torch.arange(size, device=x.device, dtype=x.dtype) - frame).view(shape)
+        return axis_sum(x * step * step, axis, reach, frame)
     place = (torch.arange(size, device=x.device, dtype=x.dtype) - (size - 1) / 2).view(shape)
     moment = x * place
     total = axis_sum(moment * place, axis, reach)
@@ -77,21 +104,29 @@ def axis_spread(x: Tensor, axis: int, reach: Reach) -> Tensor:
     return total.addcmul_(axis_sum(x, axis, reach), place * place)
 
 
-def box_sum(x: Tensor, window: Sequence[Reach]) -> Tensor:
+def _order(axes: int, frame: int) -> list[tuple[int, int]]:
+    """(axis of the window, frame): the last axis first, unless the first one leaves a single place."""
+    rest = [(axis, ALL) for axis in reversed(range(axes))]
+    return rest if frame == ALL else [(0, frame), *rest[:-1]]
+
+
+def box_sum(x: Tensor, window: Sequence[Reach], frame: int = ALL) -> Tensor:
     """The sum of x over the window around every pixel, one axis at a time."""
-    for back, reach in enumerate(reversed(window), start=1):
-        x = axis_sum(x, x.dim() - back, reach)
+    for axis, at in _order(len(window), frame):
+        x = axis_sum(x, x.dim() - len(window) + axis, window[axis], at)
     return x
 
 
-def box_sum_and_spread(x: Tensor, window: Sequence[Reach], spacing: Sequence[float]) -> tuple[Tensor, Tensor]:
+def box_sum_and_spread(
+    x: Tensor, window: Sequence[Reach], spacing: Sequence[float], frame: int = ALL
+) -> tuple[Tensor, Tensor]:
     """(sum of x[z], sum of |j - z|^2 x[z]) over the window; spacing is the distance between pixels along each axis."""
     total, spread = x, None
-    for back, (reach, step) in enumerate(zip(reversed(window), reversed(spacing), strict=True), start=1):
-        axis = x.dim() - back
-        along = axis_spread(total, axis, reach).mul_(step * step)
-        spread = along if spread is None else axis_sum(spread, axis, reach).add_(along)
-        total = axis_sum(total, axis, reach)
+    for place, at in _order(len(window), frame):
+        axis, reach, step = x.dim() - len(window) + place, window[place], spacing[place]
+        along = axis_spread(total, axis, reach, at).mul_(step * step)
+        spread = along if spread is None else axis_sum(spread, axis, reach, at).add_(along)
+        total = axis_sum(total, axis, reach, at)
     assert spread is not None  # a window has at least one axis
     return total, spread
 

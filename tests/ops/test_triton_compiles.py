@@ -1,0 +1,65 @@
+"""Do the window sums' kernels compile for a GPU? Triton compiles without one; its interpreter lets more pass."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+COMMON = """
+import sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+def build(kernel, constants, halves=(), integers=(), reals=(), warps=4):
+    kinds = {**dict.fromkeys(halves, "*fp16"), **dict.fromkeys(integers, "i32"), **dict.fromkeys(reals, "fp32")}
+    signature = {n: "constexpr" if n in constants else kinds.get(n, "*fp32") for n in kernel.arg_names}
+    constants = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    assert compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm["cubin"]
+
+REACHES = ["before_t", "after_t", "before_y", "after_y", "before_x", "after_x"]
+SQUARES = ["square_t", "square_y", "square_x"]
+"""
+DISTANCE = """
+from deepmrf.ops import distance_kernels_triton as kernels
+build(
+    kernels.shift_features, {"SAMPLES": 256, "ROWS": 8, "P": 64}, integers=["planes", "H", "W", "before", "after"],
+    reals=["scale"],
+)
+for back, frames, keep in ((False, False, True), (True, False, False), (False, True, True), (True, True, False)):
+    build(
+        kernels.window_sums,
+        {"BACK": back, "GATE": True, "KEEP": keep, "FRAMES": frames, "F": 1, "G": 2, "NB": 2, "K": 16, "UNROLL": 1,
+         "STAGES": 1 if back else 3},
+        integers=["L", "T", "H", "W", "first", "shown", "strip", "strips", "groups", "rows", *REACHES], reals=SQUARES,
+        warps=1,
+    )
+"""
+GAUSSIAN = """
+from deepmrf.ops import gaussian_kernels_triton as kernels
+tile = {"F": 3, "COLOURS": 4, "LABELS": 32, "GROUP": 32, "TY": 8, "TX": 8, "KEYS": 32, "PRECISION": "tf32"}
+build(
+    kernels.pack, {"F": 3, "LABELS": 32, "COLOURS": 4, "BLOCK": 64, "GROUP": 32, "SCALED": False}, halves=["packed"],
+    integers=["L", "pixels"], reals=["feature_scale"],
+)
+integers = ["L", "T", "H", "W", "first", "shown", "tiles_x", *REACHES]
+for back in (False, True):
+    build(
+        kernels.window_sums, {**tile, "BACK": back, "GATE": True, "KEEP": not back, "SHIFT": 14}, halves=["keys"],
+        integers=integers, reals=SQUARES,
+    )
+build(kernels.feature_pull, {**tile, "ADD": True}, halves=["queries", "keys"], integers=integers, reals=SQUARES)
+"""
+
+
+@pytest.mark.parametrize("program", [DISTANCE, GAUSSIAN], ids=["distance", "gaussian"])
+def test_for_a_gpu(program: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", COMMON + program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
