@@ -10,6 +10,9 @@
     BA    of class c: the mean, over the images where that box IoU is above 0.5, of the share of predicted boundary
           pixels within r of the true boundary; r = 0.0075 of the image's diagonal, at least one pixel.
 
+    temporal consistency: the share of pixels whose label is that of the frame before, at the place where the optical
+          flow finds them there (the nearest pixel); over the pixels with a reliable link. Flicker lowers it.
+
 A boundary pixel of c is c and has one of its four neighbours in another class; the image's frame is no boundary.
 Void pixels (`ignore`) never count: no prediction under void changes anything. A predicted boundary against void is not
 judged, for nobody knows what is there; the edge of a true region against void does excuse a boundary near it.
@@ -25,6 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+
+from deepmrf.flow import Flow, warp
+from deepmrf.flow.clip import fold
 
 TAG_PIXELS = 16
 """How many pixels of a class tag an image with it: a few stray ones are no object."""
@@ -218,6 +224,59 @@ class SegmentationMetrics:
         """Count on that device."""
         self.counts.to(device)
         return self
+
+
+class TemporalConsistency(Metric):
+    """Temporal consistency over any number of clips, in any number of processes.
+
+    ignore: a label that is void; pixels that are void in either frame do not count. options: torchmetrics'.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    agreeing: Tensor
+    linked: Tensor
+
+    def __init__(self, ignore: int = 255, **options: Any) -> None:
+        super().__init__(**options)
+        self.ignore = ignore
+        for name in ("agreeing", "linked"):
+            self.add_state(name, torch.zeros((), dtype=torch.int64), "sum")
+
+    def update(self, labels: Tensor, flow: Flow) -> None:
+        """Add clips: label ids (B, T, H, W), or (T, H, W) for one, and the flow of the same frames."""
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
+            given = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+            raise TypeError(f"labels is {given}, but must hold label ids: pass an int tensor (log_q.argmax(1)).")
+        if not isinstance(flow, Flow):
+            raise TypeError(f"flow is a {type(flow).__name__}: pass a deepmrf.flow.Flow, such as estimate(frames).")
+        clips = labels[None] if labels.dim() == 3 else labels
+        if tuple(clips.shape) != flow.shape:
+            raise ValueError(
+                f"labels has shape {tuple(labels.shape)}, the flow is of clips {flow.shape}: pass label ids "
+                "(B, T, H, W), or (T, H, W) for one clip, and the flow of the same frames."
+            )
+        flow = flow.to(self.device)
+        assert flow.backward_reliable is not None  # found out when the flow was made
+        ids = clips.to(self.device)[:, None]  # (B, 1, T, H, W)
+        now, before = fold(ids[:, :, 1:]), fold(ids[:, :, :-1])
+        way = fold(flow.backward)
+        moved = warp(before.to(torch.float64), way.nan_to_num(), "nearest").round().to(now.dtype)
+        counted = fold(flow.backward_reliable) & (now != self.ignore) & (moved != self.ignore)
+        self.agreeing += (counted & (now == moved)).sum()
+        self.linked += counted.sum()
+
+    def compute(self) -> Tensor:
+        """The share of linked pixels that agree, in [0, 1]; NaN if none is linked, as in clips of one frame."""
+        return self.agreeing.double() / self.linked
+
+
+def temporal_consistency(labels: Tensor, flow: Flow, ignore: int = 255) -> float:
+    """TemporalConsistency of label ids (B, T, H, W) or (T, H, W)."""
+    metric = TemporalConsistency(ignore).to(labels.device)
+    metric.update(labels, flow)
+    return float(metric.compute())
 
 
 def score(counts: Mapping[str, Tensor], names: tuple[str, ...]) -> Scores:

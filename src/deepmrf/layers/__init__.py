@@ -3,6 +3,7 @@
 triple_penalty   b12: what a label costs, given the pixels around
 label_contexts   b13 + b14: what labels cost each other, and the cheapest pattern
 mean_field       b15, and the whole step
+linking          neighbours in time along the optical flow
 crf              dense CRF, CRF-RNN and DSN as settings of the same step
 inputs           what the layers accept, and what they say otherwise
 """

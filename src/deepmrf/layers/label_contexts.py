@@ -5,7 +5,8 @@
 
 A label may sit in several surroundings (a person beside a table, a person behind one); the minimum picks, for every
 pixel, the pattern that costs least. Function and reference: ops/contexts.py. With `rank` or `stride` the same is
-evaluated for less, approximately: ops/low_rank.py.
+evaluated for less, approximately: ops/low_rank.py. With `links`, the pixels of other frames are those on a trajectory:
+linking.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 from deepmrf import ops
 from deepmrf.layers.inputs import check_maps, check_real
-from deepmrf.ops.window import sizes
+from deepmrf.layers.linking import Links
+from deepmrf.ops.window import reaches, sizes
 
 QUIET = 1e-4 / (3 * 255**2)
 """All the penalty an untrained layer may add, per unit of t: with RGB even in [0, 255], 1e-4 of log-probability."""
@@ -110,16 +112,29 @@ class LabelContexts(nn.Module):
         made.bias.copy_(self.bias)
         return made
 
-    def forward(self, t: Tensor) -> Tensor:
+    def forward(self, t: Tensor, links: Links | None = None) -> Tensor:
         check_maps("t", t, self.labels, self.dims, "labels")
         check_real("t", t)
         bias = self.bias.to(t.dtype)
+        if links is not None:
+            return self._linked(t, bias, links)
         if self.rank is not None:
             factors = (self.first.to(t.dtype), self.second.to(t.dtype))
             return ops.strided_contexts(t, factors, bias, self.contexts, self.stride)
         if self.stride > 1:
             return ops.strided_contexts(t, self.weight.to(t.dtype), bias, self.contexts, self.stride)
         return ops.label_contexts(t, self.weight.to(t.dtype), bias, self.contexts)
+
+    def _linked(self, t: Tensor, bias: Tensor, links: Links) -> Tensor:
+        """One frame of a stack pays: patterns of two axes over as many maps as all frames of the stack have."""
+        full = reaches(self.size)[0]
+        before, after = reach = links.reach(full)
+        weight = self.weight.narrow(2, full[0] - before, before + 1 + after).flatten(1, 2).to(t.dtype)
+
+        def one(span: slice) -> Tensor:
+            return ops.label_contexts(links.stack(t, reach, span).flatten(1, 2), weight, bias, self.contexts)
+
+        return links.over(t, weight.shape[1], one)
 
     def extra_repr(self) -> str:
         made = f"labels={self.labels}, contexts={self.contexts}, size={self.size}, dims={self.dims}"

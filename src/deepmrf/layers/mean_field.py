@@ -5,6 +5,10 @@
 p is the network's output (b11), t the triple penalty (b12, triple_penalty.py), mu_k the label contexts (b13 and b14,
 label_contexts.py). Everything stays in log space: log q = log_softmax(ln o11 - o14). With more than one iteration,
 q takes p's place in t, and p stays the unary term.
+
+In a clip (dims=3, the first axis is time), a pixel's neighbours in other frames are those at the same place, a rigid
+cube, or, with `flow`, those on its trajectory along the optical flow (linking.py). `inflate` makes a layer for clips of
+a trained one for images; at first it gives each frame what that gave.
 """
 
 from __future__ import annotations
@@ -16,9 +20,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from deepmrf.flow import Flow
 from deepmrf.layers.inputs import check_finite, check_image, check_maps, check_real
 from deepmrf.layers.label_contexts import QUIET, LabelContexts
+from deepmrf.layers.linking import Links
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty
+from deepmrf.ops.window import reaches
 
 Unary = Literal["softmax", "sigmoid"]
 
@@ -34,7 +41,7 @@ class MeanField(nn.Module):
     iterations: how often the step is repeated, with the same parameters.
     unary: "softmax" for log-probabilities or logits, which are normalised first; "sigmoid" for ln sigmoid(logits), one
     independent probability per label, as in the paper's Table 1.
-    features, spacing, average, smoothness, normalize, size: see TriplePenalty.
+    features, spacing, average, smoothness, normalize, size, temporal: see TriplePenalty.
 
     Untrained, it returns its input (normalised): adding it to a trained network breaks nothing.
     """
@@ -59,6 +66,7 @@ class MeanField(nn.Module):
         smoothness: bool = False,
         normalize: bool = False,
         size: int | Sequence[int] | None = None,
+        temporal: bool = False,
     ) -> None:
         super().__init__()
         if isinstance(labels, bool) or not isinstance(labels, int) or labels < 1:
@@ -85,6 +93,7 @@ class MeanField(nn.Module):
             smoothness=smoothness,
             normalize=normalize,
             size=size,
+            temporal=temporal,
         )
         self.label_contexts: LabelContexts | None = None
         if contexts:
@@ -95,15 +104,34 @@ class MeanField(nn.Module):
         else:
             nn.init.zeros_(self.triple_penalty.scale)  # t goes straight to the sum, and must start at nothing
 
-    def forward(self, log_p: Tensor, image: Tensor | None = None) -> Tensor:
+    def forward(self, log_p: Tensor, image: Tensor | None = None, flow: Flow | None = None) -> Tensor:
         check_maps("log_p", log_p, self.labels, self.dims, "labels")
         check_real("log_p", log_p)
         check_image(image if self.triple_penalty.features else None, log_p, self.triple_penalty.features, self.dims)
         check_finite("log_p", log_p)
+        if flow is not None:
+            self._check_flow(flow, log_p)
         with torch.autocast(log_p.device.type, enabled=False):  # the sums lose too much in half precision
-            return self._iterate(log_p, image).to(log_p.dtype)
+            return self._iterate(log_p, image, flow).to(log_p.dtype)
 
-    def _iterate(self, log_p: Tensor, image: Tensor | None) -> Tensor:
+    def _check_flow(self, flow: Flow, log_p: Tensor) -> None:
+        if not isinstance(flow, Flow):
+            raise TypeError(f"flow is a {type(flow).__name__}: pass a deepmrf.flow.Flow, such as estimate(frames).")
+        if self.dims != 3 or self.triple_penalty.kernel == "learned":
+            raise ValueError(
+                f"flow links the frames of clips, with kernels 'distance' and 'gaussian', but dims={self.dims}, "
+                f"kernel={self.triple_penalty.kernel!r}: build the layer so, or `inflate` a trained one."
+            )
+        expected = (log_p.shape[0], *log_p.shape[2:])
+        if flow.shape != expected:
+            raise ValueError(
+                f"flow is of clips (B, T, H, W) = {flow.shape}, but log_p of {expected}: estimate it on the same "
+                "frames, at the same size."
+            )
+        if flow.forward.device != log_p.device:
+            raise ValueError(f"flow is on {flow.forward.device}, log_p on {log_p.device}: move one with .to(device).")
+
+    def _iterate(self, log_p: Tensor, image: Tensor | None, flow: Flow | None) -> Tensor:
         dtype = torch.promote_types(torch.promote_types(log_p.dtype, self.triple_penalty.scale.dtype), torch.float32)
         real = log_p.to(dtype)
         unary = real.log_softmax(1) if self.unary == "softmax" else real
@@ -111,14 +139,56 @@ class MeanField(nn.Module):
             image = None
         elif image is not None and image.dtype != torch.uint8:
             image = image.to(dtype)
-        norms = self.triple_penalty.norms(unary, image)
+        links = self._links(flow, dtype, log_p.shape[2])
+        norms = self.triple_penalty.norms(unary, image, links)
         log_q = unary
         for _ in range(self.iterations):
-            t = self.triple_penalty(log_q.exp(), image, norms)  # b12
-            penalty = t if self.label_contexts is None else self.label_contexts(t)  # b13, b14
+            t = self.triple_penalty(log_q.exp(), image, norms, links)  # b12
+            penalty = t if self.label_contexts is None else self.label_contexts(t, links)  # b13, b14
             energy = unary - penalty if torch.is_grad_enabled() else torch.sub(unary, penalty, out=penalty)
             log_q = energy.log_softmax(1)  # b15
         return log_q
+
+    def _links(self, flow: Flow | None, dtype: torch.dtype, frames: int) -> Links | None:
+        """What b12 and b13 see of other frames; None leaves clips and volumes to the operators as they are."""
+        if flow is None:
+            return Links(frames) if self.triple_penalty.temporal else None
+        windows = [self.triple_penalty.window, *[c.size for c in (self.label_contexts,) if c is not None]]
+        return Links.along(flow, dtype, *[reaches(window)[0] for window in windows])
+
+    @torch.no_grad()
+    def inflate(self, window_frames: int = 3, context_frames: int = 3, frame_spacing: float = 1.0) -> MeanField:
+        """A layer for clips (B, L, T, H, W) of this one for images, whose weights become its centre slice.
+
+        Untrained, it gives every frame what this layer gives it, with a flow and without: other frames weigh nothing in
+        b12 (frame_weights = 0) and b13 (patterns are 0 there). Both learn from the first step on.
+        window_frames, context_frames: how many frames b12 and b13 see; 2 is the frame and the one before it.
+        frame_spacing: how many pixels of distance a frame is worth; time is no third direction of space, and nothing
+        else says so. In the Gaussian kernel it only scales frame_weights, so it is learned anyway; in the distance
+        kernel it adds to d(j, z).
+        """
+        contexts, old = self.label_contexts, self.triple_penalty
+        if self.dims != 2 or old.kernel == "learned":
+            raise ValueError(f"Only layers for images can be inflated: dims={self.dims}, kernel={old.kernel!r}.")
+        if contexts is not None and (contexts.rank is not None or contexts.stride > 1):
+            raise ValueError("Compressed contexts cannot be inflated: inflate the layer they came from.")
+        settings = self.settings | {"dims": 3, "temporal": True}
+        settings["window"] = [window_frames, *old.window]
+        settings["spacing"] = [float(frame_spacing), *old.spacing]
+        if contexts is not None:
+            settings["context_size"] = [context_frames, *contexts.size]
+        made = MeanField(**settings).to(old.scale)
+        new = made.triple_penalty
+        new.load_state_dict(old.state_dict() | {"frame_weights": torch.zeros_like(new.frame_weights)})
+        # What is averaged over, and the corner that distances are measured by, count the frames: take that out again.
+        new.scale.mul_(old.share / new.share)
+        if old.kernel == "distance":
+            new.position.mul_(old.per_distance / new.per_distance)
+        if contexts is not None and made.label_contexts is not None:
+            made.label_contexts.weight.zero_()
+            made.label_contexts.weight[:, :, context_frames // 2] = contexts.weight
+            made.label_contexts.bias.copy_(contexts.bias)
+        return made
 
     def compress(self, rank: int | None = None, stride: int = 1) -> MeanField:
         """A copy with cheaper label contexts; `label_contexts.error` says how near its patterns are."""

@@ -11,13 +11,15 @@ kernel="learned"   one learned filter per position (the paper's footnote): for a
 The factor q[v, j] is the gate; without it the sum stands alone. With `average`, the sum is divided by the number of
 pixels in the window, and distances by the distance to its corner, so that t is of order one whatever the window and
 every parameter starts near 1 (`weights` gives the paper's w1, w2 and b as they enter the sum).
+With `temporal`, the first axis is time, and pixels dt frames away weigh frame_weights[|dt| - 1] times as much, learned.
+With `links`, they are those on j's trajectory: linking.py. A frame's distance is the first of `spacing`, in pixels.
 Functions and their slow references: ops/distance.py, ops/gaussian.py, ops/local.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 
 from deepmrf import ops
 from deepmrf.layers.inputs import check_image, check_maps, check_real
+from deepmrf.layers.linking import Links
 from deepmrf.ops.window import reaches, sizes
 
 Kernel = Literal["distance", "gaussian", "learned"]
@@ -42,6 +45,7 @@ class TriplePenalty(nn.Module):
     average: the window's average instead of its sum.
     smoothness, normalize: for the Gaussian kernel; `normalize` divides s(j, z) by the root of what j and z receive in
     all, as dense CRF implementations do. size: the image's size, for learned filters only.
+    temporal: the first of three axes is time, and frames have weights of their own.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class TriplePenalty(nn.Module):
         smoothness: bool = False,
         normalize: bool = False,
         size: int | Sequence[int] | None = None,
+        temporal: bool = False,
     ) -> None:
         super().__init__()
         if kernel not in KERNELS:
@@ -69,7 +74,12 @@ class TriplePenalty(nn.Module):
             raise ValueError(f"smoothness and normalize belong to kernel='gaussian', but kernel={kernel!r}.")
         if (size is None) == (kernel == "learned"):
             raise ValueError(f"size={size!r} with kernel={kernel!r}: kernel='learned' needs it, the others take none.")
-        self.dims, self.kernel, self.gate = dims, kernel, gate
+        if temporal and (dims != 3 or kernel == "learned"):
+            raise ValueError(
+                f"temporal is for clips (dims=3) and kernels 'distance' and 'gaussian', but dims={dims}, "
+                f"kernel={kernel!r}: leave it out."
+            )
+        self.dims, self.kernel, self.gate, self.temporal = dims, kernel, gate, temporal
         self.features = 0 if kernel == "learned" else features
         self.window = sizes(window, dims, "window")
         given = spacing if spacing is not None else (1.0,) * dims
@@ -90,6 +100,8 @@ class TriplePenalty(nn.Module):
         self.largest = self.share * self.per_distance * math.prod(self.window) * corner
         """How much larger t can be than with `average`."""
         self.scale, self.shift = scalar(1), scalar(0)
+        if self.temporal:
+            self.frame_weights = nn.Parameter(torch.ones(max(reaches(self.window)[0])))  # of |dt| = 1, 2, ...
         if self.kernel == "distance":
             self.colour, self.position = scalar(1), scalar(1)
         elif self.kernel == "gaussian":
@@ -107,21 +119,52 @@ class TriplePenalty(nn.Module):
             whole = distance.view(*self.window, *[1] * self.dims).expand(*self.window, *self.size)
             self.filters = nn.Parameter(whole.clone())
 
-    def forward(self, q: Tensor, image: Tensor | None = None, norms: Norms | None = None) -> Tensor:
+    def forward(
+        self, q: Tensor, image: Tensor | None = None, norms: Norms | None = None, links: Links | None = None
+    ) -> Tensor:
         check_maps("q", q, q.shape[1] if isinstance(q, Tensor) and q.dim() > 1 else 1, self.dims, "labels")
         check_real("q", q)
         features = check_image(image if self.features else None, q, self.features, self.dims)
+        if self.normalize and norms is None:
+            norms = self.norms(q, features, links)
+        if links is None and not self.temporal:
+            return self._penalty(q, features, norms)
+        return self._linked(q, features, norms, links or Links(q.shape[2]), self._penalty)
+
+    def _linked(
+        self, q: Tensor, features: Tensor, norms: Norms | None, links: Links, run: Callable[..., Tensor]
+    ) -> Tensor:
+        """run(q, features, norms, frame) on the stack of each frame, for that frame. (B, L, T, H, W)"""
+        before, after = reach = links.reach(reaches(self.window)[0])
+        if features.dtype == torch.uint8:
+            features = features.to(q.dtype) / 255
+        apart = torch.arange(-before, after + 1, device=q.device).abs()
+
+        def one(span: slice) -> Tensor:
+            near = links.stack(q, reach, span)
+            if self.temporal:
+                weights = torch.cat([torch.ones_like(self.scale)[None], self.frame_weights])
+                near = near * weights[apart].view(-1, 1, 1)
+            stacked = None
+            if norms is not None:
+                stacked = tuple(None if n is None else links.stack(n, reach, span) for n in norms)
+            return run(near, links.stack(features, reach, span, keep=True), stacked, before)
+
+        return links.over(q, (q.shape[1] + features.shape[1]) * len(apart), one)
+
+    def _penalty(self, q: Tensor, features: Tensor, norms: Norms | None, frame: int | None = None) -> Tensor:
+        """t at every pixel, or, in a stack of frames, at the pixels of one."""
         if self.kernel == "distance":
-            return ops.distance_penalty(q, features, self.weights(), self.window, self.spacing, self.gate)
+            return ops.distance_penalty(q, features, self.weights(), self.window, self.spacing, self.gate, frame)
         if self.kernel == "learned":
             total = ops.local_sum(q, self._filters_for(q))
         elif self.smoothness or self.normalize:
-            total = self._mixture(q, features, norms or self.norms(q, features))
+            total = self._mixture(q, features, norms, frame)
         else:
             return ops.gaussian_penalty(
-                q, features, self.weights(), self.widths(), self.window, self.spacing, self.gate
+                q, features, self.weights(), self.widths(), self.window, self.spacing, self.gate, frame
             )
-        return (q * total if self.gate else total) * (self.scale * self.share) + self.shift
+        return (_at(q, frame) * total if self.gate else total) * (self.scale * self.share) + self.shift
 
     def weights(self) -> Tensor:
         """What multiplies each term of the plain sum, and what is added: (w1, w2, b), or (w, b) for the Gaussian."""
@@ -134,30 +177,39 @@ class TriplePenalty(nn.Module):
         """The Gaussian kernel's bandwidths (a, b)."""
         return torch.stack([self.log_colour_width, self.log_position_width]).exp()
 
-    def norms(self, q: Tensor, image: Tensor | None = None) -> Norms | None:
+    def norms(self, q: Tensor, image: Tensor | None = None, links: Links | None = None) -> Norms | None:
         """What `normalize` divides by: it depends on the image alone, so iterations share it."""
         if not self.normalize:
             return None
         features = check_image(image if self.features else None, q, self.features, self.dims)
         ones = torch.ones_like(q[:, :1])
-        bilateral = self._gaussian(ones, features).clamp_min(1e-20).rsqrt()
-        return bilateral, self._blur(ones).clamp_min(1e-20).rsqrt() if self.smoothness else None
+        found = []
+        for term in (self._gaussian, self._blur) if self.smoothness else (self._gaussian,):
+            if links is None and not self.temporal:
+                total = term(ones, features)
+            else:
+                total = self._linked(
+                    ones, features, None, links or Links(q.shape[2]), lambda q, f, _, at, term=term: term(q, f, at)
+                )
+            found.append(total.clamp_min(1e-20).rsqrt())
+        return found[0], found[1] if self.smoothness else None
 
-    def _mixture(self, q: Tensor, features: Tensor, norms: Norms | None) -> Tensor:
+    def _mixture(self, q: Tensor, features: Tensor, norms: Norms | None, frame: int | None) -> Tensor:
         """The Gaussian sum, normalised if asked, plus the smoothness term's. (B, L, *S)"""
         across, around = norms or (None, None)
-        total = self._gaussian(q, features) if across is None else across * self._gaussian(across * q, features)
+        total = self._gaussian(q if across is None else across * q, features, frame)
+        total = total if across is None else _at(across, frame) * total
         if self.smoothness:
-            blurred = self._blur(q) if around is None else around * self._blur(around * q)
-            total = total + self.smooth_weight * blurred
+            blurred = self._blur(q if around is None else around * q, features, frame)
+            total = total + self.smooth_weight * (blurred if around is None else _at(around, frame) * blurred)
         return total
 
-    def _gaussian(self, q: Tensor, features: Tensor) -> Tensor:
+    def _gaussian(self, q: Tensor, features: Tensor, frame: int | None = None) -> Tensor:
         plain = torch.stack([torch.ones_like(self.scale), torch.zeros_like(self.shift)])
-        return ops.gaussian_penalty(q, features, plain, self.widths(), self.window, self.spacing, False)
+        return ops.gaussian_penalty(q, features, plain, self.widths(), self.window, self.spacing, False, frame)
 
-    def _blur(self, q: Tensor) -> Tensor:
-        return ops.gaussian_blur(q, self.log_smooth_width.exp(), self.window, self.spacing)
+    def _blur(self, q: Tensor, features: Tensor, frame: int | None = None) -> Tensor:
+        return ops.gaussian_blur(q, self.log_smooth_width.exp(), self.window, self.spacing, frame)
 
     def _filters_for(self, q: Tensor) -> Tensor:
         if tuple(q.shape[2:]) != self.size:
@@ -169,4 +221,11 @@ class TriplePenalty(nn.Module):
     def extra_repr(self) -> str:
         parts = [f"window={self.window}", f"dims={self.dims}", f"kernel={self.kernel!r}", f"gate={self.gate}"]
         parts += [f"features={self.features}"] if self.kernel != "learned" else [f"size={self.size}"]
-        return ", ".join(parts + [f"{name}=True" for name in ("smoothness", "normalize") if getattr(self, name)])
+        return ", ".join(
+            parts + [f"{name}=True" for name in ("smoothness", "normalize", "temporal") if getattr(self, name)]
+        )
+
+
+def _at(maps: Tensor, frame: int | None) -> Tensor:
+    """The pixels that are asked for."""
+    return maps if frame is None else maps.select(2, frame)
