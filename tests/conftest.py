@@ -118,3 +118,21 @@ def newq():
         return unnormalised / unnormalised.sum(0)
 
     return update
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """A saved model that has learned nothing, yet finds every one of its labels somewhere."""
+    from deepmrf.data.labels import ANIMALS
+    from deepmrf.dpn import DeepParsingNetwork, save
+
+    torch.manual_seed(1)
+    model = DeepParsingNetwork.build(
+        "fast", ANIMALS, {"width": 16}, {"window": 5, "contexts": 2, "context_size": 3, "kernel": "distance"}
+    )
+    with torch.no_grad():
+        model.unary.classify[1].weight.mul_(200)
+        model.mean_field.label_contexts.weight.normal_(std=0.3)
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save(model.eval(), folder)
+    return folder

@@ -7,8 +7,12 @@ The map of the package; imports point downwards only:
 
 cli                 the command `deepmrf`
 train               the four stages as one loop; stages, samples, recipe: what a run is made of
-fit, refine         an MRF on saved predictions; fitted: the result; predictions: reading them
-evaluate, predict   scores of a model; scales, flips and averages
+fit, refine         an MRF on saved predictions of images or volumes; fitted: the result; predictions, decode,
+                    examples: reading them; tiles: large volumes; dice: their scores
+segment             load: a model by name, for images of every kind; result: what was found
+pictures, runner    many image files: finding them, and the line of reading, network and writing
+evaluate, predict   scores of a model; scales, flips, averages and tiles
+models              models by name: bundled, in a folder, on the hub
 bench               every layer beside its peers
 dpn                 DeepParsingNetwork: a unary network and a mean field, saved and loaded
 unary               networks b1 to b11: vgg16, strong, fast, and wrap for yours
@@ -28,13 +32,26 @@ from deepmrf import ops
 from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, crf_rnn, dense_crf
 
 __version__ = "0.1.0"
-__all__ = ["DeepParsingNetwork", "LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf", "ops"]
+__all__ = [
+    "DeepParsingNetwork",
+    "LabelContexts",
+    "MeanField",
+    "Segmentation",
+    "Segmenter",
+    "TriplePenalty",
+    "crf_rnn",
+    "dense_crf",
+    "load",
+    "ops",
+]
 
 
 def __getattr__(name: str) -> Any:
     """What takes longer to import comes when it is asked for."""
     if name == "DeepParsingNetwork":
         return importlib.import_module("deepmrf.dpn").DeepParsingNetwork
+    if name in ("load", "Segmentation", "Segmenter"):
+        return getattr(importlib.import_module("deepmrf.segment"), name)
     if name in ("data", "figures", "metrics", "unary"):
         return importlib.import_module(f"deepmrf.{name}")
     raise AttributeError(f"module 'deepmrf' has no attribute {name!r}")

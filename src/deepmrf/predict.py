@@ -1,21 +1,37 @@
 """Prediction: from images to label probabilities, by small functions that compose.
 
-A predictor maps an image (1, 3, H, W) of uint8 to probabilities (1, L, H, W). `scaled`, `mirrored` and `averaged` take
-predictors and return predictors.
+A predictor maps images (B, 3, H, W) of uint8 to probabilities (B, L, H, W). `scaled`, `mirrored`, `averaged` and
+`tiled` take predictors and return predictors. `tiled_labels` and `enlarged_labels` give labels and their confidence for
+images whose probabilities would not fit into memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional
+
+from deepmrf.layers import MeanField
 
 Predictor = Callable[[Tensor], Tensor]
 
+NETWORK = 128
+"""What a tile sees beyond the MRF's reach, for the network's sake, in pixels. Networks see farther, some (through
+their image-wide mean) everything, but what lies 128 pixels away counts for little; the MRF's part is exact."""
+STEP = 32
+"""Tiles begin at multiples of this, so that a network at stride 2 to 32 puts its cells where it would in the whole."""
+BAND = 2**24
+"""Numbers that `enlarged_labels` holds at a time."""
 
-def predictor(model: nn.Module) -> Predictor:
+
+def predictor(model: Callable[[Tensor], Tensor]) -> Predictor:
     """A model that returns log-probabilities, as a predictor."""
 
     @torch.inference_mode()
@@ -24,6 +40,13 @@ def predictor(model: nn.Module) -> Predictor:
         return probabilities
 
     return predict
+
+
+def _to(image: Tensor, size: Sequence[int]) -> Tensor:
+    """Bytes resized to bytes."""
+    smaller = size[0] < image.shape[2] or size[1] < image.shape[3]
+    real = functional.interpolate(image.float(), list(size), mode="bilinear", antialias=smaller)
+    return real.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def scaled(predict: Predictor, scales: Sequence[float]) -> Predictor:
@@ -35,11 +58,7 @@ def scaled(predict: Predictor, scales: Sequence[float]) -> Predictor:
         size = image.shape[2:]
         total: Tensor | None = None
         for scale in scales:
-            resized = image
-            if scale != 1:
-                target = [max(1, round(n * scale)) for n in size]
-                real = functional.interpolate(image.float(), target, mode="bilinear", antialias=scale < 1)
-                resized = real.round().clamp(0, 255).to(torch.uint8)
+            resized = image if scale == 1 else _to(image, [max(1, round(n * scale)) for n in size])
             found = predict(resized)
             if found.shape[2:] != size:
                 found = functional.interpolate(found, size, mode="bilinear")
@@ -63,6 +82,132 @@ def averaged(predictors: Sequence[Predictor]) -> Predictor:
     """The average over several models."""
 
     def together(image: Tensor) -> Tensor:
-        return torch.stack([predict(image) for predict in predictors]).mean(0)
+        total = predictors[0](image)
+        for predict in predictors[1:]:
+            total = total + predict(image)
+        return total / len(predictors)
 
     return predictors[0] if len(predictors) == 1 else together
+
+
+def reach(mean_field: MeanField | None) -> int:
+    """How far away a pixel can be and still change a pixel's label through the MRF.
+
+    Each iteration looks half a window (b12) and half a pattern (b13) farther. Patterns at a stride look as far in whole
+    blocks, plus the block a pixel is in and the one it is interpolated with; `normalize` looks one window farther.
+    """
+    if mean_field is None:
+        return 0
+    window = max(mean_field.triple_penalty.window) // 2
+    around = 0
+    if mean_field.label_contexts is not None:
+        around, stride = max(mean_field.label_contexts.size) // 2, mean_field.label_contexts.stride
+        if stride > 1:
+            around = stride * (-(-around // stride) + 2)
+    return mean_field.iterations * (window + around) + (window if mean_field.triple_penalty.normalize else 0)
+
+
+def margin(mean_fields: Sequence[MeanField | None], scales: Sequence[float] = (1.0,), network: int = NETWORK) -> int:
+    """What each tile must see around it, in pixels: the farthest reach and the network's, at the smallest scale."""
+    return math.ceil((max(reach(one) for one in mean_fields) + network) / min(1.0, *scales))
+
+
+def grid(mean_fields: Sequence[MeanField | None]) -> int:
+    """Where tiles may begin: at multiples of STEP and of the stride of strided label contexts."""
+    contexts = [one.label_contexts for one in mean_fields if one is not None]
+    return math.lcm(STEP, *[one.stride for one in contexts if one is not None])
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A part of an image as (rows, columns): `inner` is kept, `outer` looked at, `cut` is where inner lies in outer."""
+
+    inner: tuple[slice, slice]
+    outer: tuple[slice, slice]
+    cut: tuple[slice, slice]
+
+
+def tiles(height: int, width: int, tile: int, margin: int, step: int = STEP) -> Iterator[Tile]:
+    """Tiles of at most `tile` pixels a side that cover the image once, each with its margin, row by row."""
+    if tile < 1 or margin < 0 or step < 1:
+        raise ValueError(f"tile={tile}, margin={margin} and step={step} must be at least 1, 0 and 1 pixels.")
+    for top in _spans(height, tile, margin, step):
+        for left in _spans(width, tile, margin, step):
+            yield Tile(*[(top[part], left[part]) for part in range(3)])
+
+
+def _spans(size: int, tile: int, margin: int, step: int) -> list[tuple[slice, slice, slice]]:
+    """(inner, outer, cut) along one axis; parts of nearly equal length, so that none is a sliver."""
+    count = -(-size // tile)
+    edges = [size * n // count for n in range(count + 1)]
+    spans = []
+    for start, stop in itertools.pairwise(edges):
+        first, last = max(0, start - margin) // step * step, min(size, stop + margin)
+        spans.append((slice(start, stop), slice(first, last), slice(start - first, stop - first)))
+    return spans
+
+
+def tiled(predict: Predictor, tile: int, margin: int, step: int = STEP) -> Predictor:
+    """Images larger than a tile in parts, each computed with `margin` pixels around it, of which the inside is kept."""
+
+    def in_parts(image: Tensor) -> Tensor:
+        height, width = image.shape[2:]
+        if max(height, width) <= tile:
+            return predict(image)
+        whole: Tensor | None = None
+        for part in tiles(height, width, tile, margin, step):
+            found = predict(image[(..., *part.outer)])
+            if whole is None:
+                whole = found.new_empty(*found.shape[:2], height, width)
+            whole[(..., *part.inner)] = found[(..., *part.cut)]
+        assert whole is not None  # an image has a pixel
+        return whole
+
+    return in_parts
+
+
+Labels = tuple[NDArray[np.uint8], NDArray[np.float16]]
+
+
+def tiled_labels(
+    predict: Predictor,
+    image: NDArray[np.uint8],
+    tile: int,
+    margin: int,
+    *,
+    step: int = STEP,
+    device: torch.device | str = "cpu",
+    probabilities: NDArray[np.float32] | None = None,
+) -> Labels:
+    """(labels, confidence) (H, W) of an image (H, W, 3) of any size: three bytes a pixel, however many labels.
+
+    confidence: the probability of the label. probabilities (L, H, W), if given, is filled too.
+    """
+    height, width = image.shape[:2]
+    labels, confidence = np.empty((height, width), np.uint8), np.empty((height, width), np.float16)
+    for part in tiles(height, width, tile, margin, step):
+        piece = torch.from_numpy(np.ascontiguousarray(image[part.outer].transpose(2, 0, 1)))[None]
+        found = predict(piece.to(device))[(0, ..., *part.cut)]  # (L, h, w)
+        best = found.max(0)
+        labels[part.inner] = best.indices.to(torch.uint8).cpu().numpy()
+        confidence[part.inner] = best.values.half().cpu().numpy()
+        if probabilities is not None:
+            probabilities[(slice(None), *part.inner)] = found.cpu().numpy()
+    return labels, confidence
+
+
+def enlarged_labels(found: Tensor, height: int, width: int) -> Labels:
+    """(labels, confidence) (H, W) of probabilities (L, h, w) enlarged bilinearly, a band of rows at a time."""
+    labels, confidence = np.empty((height, width), np.uint8), np.empty((height, width), np.float16)
+    band = max(1, BAND // (len(found) * width))
+    for top in range(0, height, band):
+        rows = slice(top, min(top + band, height))
+        place = (torch.arange(rows.start, rows.stop, device=found.device) + 0.5) * found.shape[1] / height - 0.5
+        place = place.clamp(0, found.shape[1] - 1)
+        above = place.long()
+        share = (place - above)[:, None]
+        between = found[:, above] * (1 - share) + found[:, (above + 1).clamp_max(found.shape[1] - 1)] * share
+        best = functional.interpolate(between[None], (len(place), width), mode="bilinear")[0].max(0)
+        labels[rows] = best.indices.to(torch.uint8).cpu().numpy()
+        confidence[rows] = best.values.half().cpu().numpy()
+    return labels, confidence

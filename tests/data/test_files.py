@@ -1,3 +1,4 @@
+import os
 import pickle
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from PIL import Image
 
 from deepmrf.data.dataset import lookup_table
-from deepmrf.data.files import DataError, read_image, read_list, read_mask
+from deepmrf.data.files import DataError, image_size, read_image, read_list, read_mask
 
 IDS = lookup_table({0: 0, 1: 1, 7: 2})
 
@@ -113,3 +114,70 @@ def test_lists(tmp_path):
     path.write_bytes(b"\xff\xfe\x80")
     with pytest.raises(DataError, match="is not text"):
         read_list(path)
+
+
+def test_lab_becomes_rgb(tmp_path):
+    Image.new("LAB", (4, 4), (255, 128, 128)).save(tmp_path / "a.tif")
+    assert read_image(tmp_path / "a.tif").min() >= 250
+
+
+def test_broken_exif_is_no_reason_to_refuse(tmp_path):
+    Image.new("RGB", (6, 4)).save(tmp_path / "a.jpg", exif=b"Exif\0\0" + b"\xff" * 40)
+    assert read_image(tmp_path / "a.jpg").shape == (4, 6, 3)
+
+
+def test_the_size_is_known_before_reading(tmp_path):
+    Image.new("RGB", (60, 40)).save(tmp_path / "a.png")
+    assert image_size(tmp_path / "a.png") == (40, 60, False)
+    frames = [Image.new("L", (6, 4), value) for value in (0, 200)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert image_size(tmp_path / "a.gif") == (4, 6, True)
+    assert read_image(tmp_path / "a.gif").max() == 0  # the first frame
+    limit = Image.MAX_IMAGE_PIXELS
+    for read in (image_size, read_image):
+        with pytest.raises(DataError, match=r"a\.png has 60 x 40 pixels, more than 0\.002 million, and was not read"):
+            read(tmp_path / "a.png", 2000)
+        read(tmp_path / "a.png", 2400)
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+def test_what_is_no_file(tmp_path):
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    for name, why in (("folder.jpg", "it is a folder"), ("loop.jpg", "symbolic links")):
+        for read in (image_size, read_image):
+            with pytest.raises(DataError, match=why):
+                read(tmp_path / name)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.jpg")
+        with pytest.raises(DataError, match="no regular file"):
+            read_image(tmp_path / "pipe.jpg")
+    with pytest.raises(FileNotFoundError, match=r"gone\.jpg is missing"):
+        image_size(tmp_path / "gone.jpg")
+
+
+def test_formats_that_run_programs_are_not_opened(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n")
+    with pytest.raises(DataError, match="no image format that is known here"):
+        read_image(tmp_path / "a.png")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("ending", ["png", "jpg", "gif", "bmp", "tif", "webp", "ppm"])
+def test_damaged_bytes_are_an_image_or_a_sentence(tmp_path, ending):
+    rng = np.random.default_rng(0)
+    path = tmp_path / f"a.{ending}"
+    Image.fromarray(rng.integers(0, 256, (24, 20, 3), dtype=np.uint8)).save(path)
+    whole = path.read_bytes()
+    sentences = []
+    for _ in range(60):
+        damaged = bytearray(whole[: rng.integers(1, len(whole) + 1)] if rng.random() < 0.3 else whole)
+        for place in rng.integers(0, min(len(damaged), 200), 4):
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            assert read_image(path, 1_000_000).ndim == 3
+        except DataError as why:
+            sentences.append(str(why))
+    assert sentences
+    assert all(str(path) in one and "\n" not in one for one in sentences)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
+import errno
+import os
+import stat
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +27,11 @@ VOID = 255
 """The id of void in every mask that this package returns."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".gif")
 """The endings, in lower case, by which a file counts as an image."""
+ORIENTATION = 0x0112
+"""The EXIF tag that says which way is up."""
+
+_opening = threading.Lock()
+"""Held while Pillow's limit, which all threads share, is set aside."""
 
 
 class DataError(ValueError):
@@ -57,32 +66,108 @@ def read_list(path: Path, whole: bool = False) -> list[str]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image]:
-    """The image, decoded; all that Pillow raises for a bad file becomes a DataError."""
+def _sentences(path: Path) -> Iterator[None]:
+    """All that Pillow and the system raise for a bad file, as a DataError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing; put it there or take it off the list of images.") from None
+    except (DataError, MemoryError, ImportError):
+        raise
+    except Exception as why:  # a broken file makes decoders raise nearly anything
+        raise _unreadable(path, _reason(why, path)) from why
+
+
+@contextmanager
+def _opened(path: Path, max_pixels: int | None = None) -> Iterator[Image]:
+    """The image, decoded, or a DataError."""
+    with ExitStack() as stack:
+        with _sentences(path):
+            picture = stack.enter_context(_open(path, max_pixels))
+            picture.load()
+        yield picture
+
+
+def _check_file(path: Path) -> None:
+    """A pipe would be waited for without end, and an empty file is best called so."""
+    facts = path.stat()
+    if stat.S_ISDIR(facts.st_mode):
+        raise _unreadable(path, "it is a folder")
+    if not stat.S_ISREG(facts.st_mode):
+        raise _unreadable(path, "it is no regular file")
+    if facts.st_size == 0:
+        raise _unreadable(path, "the file is empty")
+
+
+def _open(path: Path, max_pixels: int | None) -> Image:
+    """The header alone: formats that run other programs are left out, and sizes are judged before anything decodes."""
     try:
         from PIL import Image
     except ImportError:
         raise ImportError("Reading images needs Pillow; install it with: pip install pillow") from None
 
+    _check_file(path)
+    if max_pixels is None:
+        return Image.open(path, formats=_formats())  # Pillow's own limit holds
+    with _opening:
+        pillows, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            picture = Image.open(path, formats=_formats())
+        finally:
+            Image.MAX_IMAGE_PIXELS = pillows
+    width, height = picture.size
+    if width * height > max_pixels:
+        picture.close()
+        size, most = f"{width} x {height} pixels", f"{max_pixels / 1e6:,.4g} million"
+        remedy = "make it smaller, cut it up or raise --max-pixels"
+        raise DataError(f"{path} has {size}, more than {most}, and was not read; {remedy}.", path, "unreadable")
+    return picture
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    later = ("AVIF",) if find_spec("PIL.AvifImagePlugin") else ()
+    return ("PNG", "JPEG", "PPM", "GIF", "BMP", "DIB", "TIFF", "WEBP", "JPEG2000", *later)
+
+
+def _reason(why: Exception, path: Path) -> str:
+    if type(why).__name__ == "UnidentifiedImageError":
+        return "its content is no image format that is known here"
+    text = why.strerror if isinstance(why, OSError) and why.strerror else str(why) or type(why).__name__
+    return text.replace(str(path), "it").splitlines()[0].rstrip(".")
+
+
+def _unreadable(path: Path, reason: str) -> DataError:
+    remedy = "allow reading it" if reason == os.strerror(errno.EACCES) else "replace the file"
+    return DataError(f"{path} cannot be read as an image ({reason}); {remedy}.", path, "unreadable")
+
+
+def image_size(path: Path, max_pixels: int | None = None) -> tuple[int, int, bool]:
+    """(height, width, has it several frames), by the header alone and before EXIF turns it; or a DataError."""
+    with _sentences(path), _open(path, max_pixels) as picture:
+        animated = False
+        with suppress(Exception):  # looking for a second frame may meet its errors
+            animated = bool(getattr(picture, "is_animated", False))
+        return picture.height, picture.width, animated
+
+
+def read_image(path: Path, max_pixels: int | None = None) -> Bytes:
+    """An image file as RGB (H, W, 3), turned upright by its EXIF tag; 16 bits become 8, see-through becomes white.
+
+    Of an animation, the first frame. More than `max_pixels` (Pillow's own limit unless given) are refused unread.
+    """
+    with _opened(path, max_pixels) as picture:
+        return to_rgb(picture, path)
+
+
+def to_rgb(picture: Image, path: Path) -> Bytes:
+    """A Pillow image of any mode as RGB (H, W, 3); `path` is its name in errors."""
+    from PIL import Image, ImageOps
+
+    with suppress(Exception):  # a broken EXIF block says nothing about which way is up
+        if picture.getexif().get(ORIENTATION, 1) != 1:  # asked first, since it makes a copy
+            picture = ImageOps.exif_transpose(picture)
     try:
-        with Image.open(path) as picture:
-            picture.load()
-            yield picture
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; put it there or take it off the list of images.") from None
-    except DataError:
-        raise
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError) as why:
-        reason = str(why).rstrip(".").replace(str(path), "it")
-        raise DataError(f"{path} cannot be read as an image ({reason}); replace the file.", path, "unreadable") from why
-
-
-def read_image(path: Path) -> Bytes:
-    """An image file as RGB (H, W, 3), turned upright by its EXIF tag; 16 bits become 8, see-through becomes white."""
-    with _opened(path) as picture:
-        from PIL import Image, ImageOps
-
-        picture = ImageOps.exif_transpose(picture)
         if picture.mode.startswith("I") or picture.mode == "F":
             values = np.asarray(picture)
             if values.min() < 0 or values.max() > 65535 or picture.mode == "F":
@@ -93,7 +178,22 @@ def read_image(path: Path) -> Bytes:
         if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
             picture = picture.convert("RGBA")
             picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-        return np.array(picture.convert("RGB"))
+        if picture.mode != "RGB":
+            picture = _from_lab(picture) if picture.mode == "LAB" else picture.convert("RGB")
+        return np.array(picture)
+    except (DataError, MemoryError):
+        raise
+    except Exception as why:
+        raise _unreadable(path, _reason(why, path)) from why
+
+
+def _from_lab(picture: Image) -> Image:
+    from PIL import ImageCms
+
+    lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+    made = ImageCms.profileToProfile(picture, lab, rgb, outputMode="RGB")
+    assert made is not None  # not in place
+    return made
 
 
 def read_mask(path: Path, lookup: NDArray[np.int16] | None, colours: Mapping[Colour, int] | None) -> Bytes:

@@ -1,0 +1,300 @@
+"""`deepmrf predict`: label maps of images, folders and videos."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from deepmrf.cli import video
+from deepmrf.cli.training import fail
+
+if TYPE_CHECKING:
+    from deepmrf.runner import Outcome, Report
+    from deepmrf.segment import Segmenter
+
+PATIENCE = 2.0
+"""Seconds of work before a progress bar appears."""
+LISTED = 20
+"""Files that are named in a list of failures; the rest is counted."""
+
+PREDICT_HELP = """Segment images: a label map, an overlay to look at, and a table of what was found.
+
+Give files, folders, patterns or videos. For photos/x.jpg the folder OUT gets x.png, the label map (8-bit ids with a \
+palette), and x_overlay.jpg; results lie as the images do below their common folder.
+
+Results are upright: a camera's EXIF orientation is applied. Of animated files, the first frame is taken. Photographs \
+much larger than what the model was trained on are shrunk for the network, and their labels enlarged (--size, --tile).
+
+Of drive.mp4, OUT gets drive_overlay.mp4, with its sound and the times of its frames. Ctrl-C ends it early, and what \
+is there plays.
+
+A second run does only what is not done yet with this model and these settings. Files that cannot be read are listed \
+at the end, and the exit code is then 1.
+
+[bold]Examples[/bold]
+
+[cyan]deepmrf predict cat.jpg[/cyan]: segmented/cat.png and segmented/cat_overlay.jpg
+
+[cyan]deepmrf predict cat.jpg -o labels.png[/cyan]: the label map there, labels_overlay.jpg beside it
+
+[cyan]deepmrf predict photos --recursive -o out --json out/found.json[/cyan]: a folder and all below it
+
+[cyan]deepmrf predict 'drive/*.png' --model street --scales 0.75 1 1.25 --flip[/cyan]: slower, better
+
+[cyan]deepmrf predict map.tif --model runs/mine/model --tile 1024[/cyan]: any size, at full resolution
+
+[cyan]deepmrf predict drive.mp4 -o out.mp4 --model street --labels maps[/cyan]: a video, and a label map of each frame
+
+[cyan]deepmrf predict frames -o out.mp4 --fps 30[/cyan]: frames as a video; [cyan]camera:0[/cyan] is a camera
+
+[cyan]deepmrf predict photos --model runs/a/model --model runs/b/model --probabilities[/cyan]: averaged
+"""
+
+
+def predict_command(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help="Images, folders, patterns, videos, camera:0.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the results; NAME.png of one image, NAME.mp4 of one video.")
+    ] = Path("segmented"),
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", show_default="animals", help="animals, street, folder, OWNER/NAME; repeatable."),
+    ] = None,
+    scales: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FACTORS", show_default="1", help="Resize the image by these factors and average."),
+    ] = None,
+    flip: Annotated[bool, typer.Option("--flip", help="Also the mirror image, averaged.")] = False,
+    tile: Annotated[
+        int | None,
+        typer.Option(help="Full resolution, in tiles of this many pixels a side, each seen with its surroundings."),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            show_default="twice its training crops",
+            help="Shrink larger images to this longer side for the network; 0 never does.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(show_default="cuda if there is one", help="Where to compute: cpu or cuda.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Images of equal size to compute together; helps GPUs.")] = 1,
+    overlay: Annotated[bool, typer.Option(help="Write the image with its labels painted over it.")] = True,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also write NAME.npz: every label's probability, float16.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Do again what is done already.")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Look into folders of folders.")] = False,
+    summary: Annotated[Path | None, typer.Option("--json", help="Write what was found, file by file, as JSON.")] = None,
+    max_pixels: Annotated[
+        int | None, typer.Option(show_default="250000000, about 3.3 GB", help="Refuse images of more pixels, unread.")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Videos: write the label map of each frame as a PNG file.")
+    ] = None,
+    frames: Annotated[
+        bool, typer.Option("--frames-as-video", help="Folders hold the frames of a video; implied by -o NAME.mp4.")
+    ] = False,
+    fps: Annotated[float, typer.Option(help="Frames a second of folders of frames.")] = 25.0,
+    max_frames: Annotated[int | None, typer.Option(help="Videos: stop after so many frames.")] = None,
+    flow: Annotated[
+        str, typer.Option(help="Videos: links frames for models that span time; dis, or none for a rigid cube.")
+    ] = "dis",
+    consistency: Annotated[
+        bool, typer.Option("--consistency", help="Videos: how many pixels keep their label along the flow; slower.")
+    ] = False,
+) -> None:
+    """Segment images."""
+    warnings.filterwarnings("ignore", module=r"PIL(\.|$)")  # of oddities in files that are read all the same
+    console = Console(highlight=False)
+    inputs, factors = _scales(inputs, scales or [])
+    try:
+        from deepmrf.segment import MAX_PIXELS, load
+
+        segmenter = load(
+            *(model or ["animals"]),
+            device=device,
+            scales=factors,
+            flip=flip,
+            tile=tile,
+            size=size,
+            max_pixels=MAX_PIXELS if max_pixels is None else max_pixels,
+        )
+        options = video.VideoOptions(overlay, labels, frames, fps, max_frames, flow, consistency)
+        inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options)
+        report = _run(segmenter, inputs, out, recursive, batch, overlay, probabilities, overwrite, console)
+        if summary is not None:
+            _write_json(report, summary, model or ["animals"], videos)
+    except (ValueError, OSError, TypeError) as error:
+        fail(_plain(str(error)))
+    if inputs:
+        _show(report, out, console)
+    if code or report.failed or report.interrupted:
+        raise typer.Exit(130 if report.interrupted else code or 1)
+
+
+def _scales(inputs: list[str], given: list[str]) -> tuple[list[str], list[float]]:
+    """Factors from "--scales 0.5,1" and "--scales 0.5 1", whose further numbers arrive among the inputs."""
+    words = [word for text in given for word in text.replace(",", " ").split()]
+    if given:
+        words += [text for text in inputs if _is_number(text) and not Path(text).exists()]
+        inputs = [text for text in inputs if not _is_number(text) or Path(text).exists()]
+    wrong = [word for word in words if not _is_number(word)]
+    if wrong:
+        fail(f"--scales {wrong[0]} is no number: write factors such as --scales 0.75 1 1.25.")
+    return inputs, [float(word) for word in words] or [1.0]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_videos(
+    inputs: list[str], segmenter: Segmenter, out: Path, overwrite: bool, console: Console, options: video.VideoOptions
+) -> tuple[list[str], list[dict[str, Any]], int]:
+    """The inputs that are no videos; those that are, are done here: their part of --json, and the exit code."""
+    videos = [text for text in inputs if video.is_video(text, out, options)]
+    video.check(videos, out, options)
+    entries: list[dict[str, Any]] = []
+    code = 0
+    for text in videos:
+        ended = video.predict_video(
+            Path(text), segmenter, out, overwrite=overwrite, console=console, options=options, entries=entries
+        )
+        code = max(code, ended)
+        if ended == 130:  # Ctrl-C means all of it
+            return [], entries, code
+    return [text for text in inputs if text not in videos], entries, code
+
+
+def _run(
+    segmenter: Segmenter,
+    inputs: list[str],
+    out: Path,
+    recursive: bool,
+    batch: int,
+    overlay: bool,
+    probabilities: bool,
+    overwrite: bool,
+    console: Console,
+) -> Report:
+    from deepmrf.pictures import as_file, find
+    from deepmrf.runner import Options, Report, run
+
+    pictures, missing = find(inputs, recursive, out)
+    if not pictures:
+        return Report(segmenter.labels.names, failed=missing)
+    pictures, folder = as_file(pictures, out)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: give a folder for the results with --out.")
+    with _bar(console, len(pictures)) as progress:
+        report = run(segmenter, pictures, folder, Options(overlay, probabilities, overwrite, batch), progress)
+    report.failed[:0] = missing
+    return report
+
+
+@contextmanager
+def _bar(console: Console, whole: int) -> Iterator[Callable[[int, int, Path], None]]:
+    """A bar that appears after PATIENCE seconds, and is told (done, in all, which)."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = progress.add_task("", total=whole)
+    timer = threading.Timer(PATIENCE, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda done, whole, path: progress.update(task, completed=done, description=_plain(path.name))
+    finally:
+        timer.cancel()
+        timer.join()
+        progress.stop()
+
+
+def _show(report: Report, out: Path, console: Console) -> None:
+    def say(text: str, style: str = "") -> None:
+        console.print(_plain(text), style=style, markup=False, soft_wrap=True)
+
+    if report.done:
+        console.print(_table(report))
+    if report.animated:
+        some = "a file has" if len(report.animated) == 1 else f"{len(report.animated)} files have"
+        say(f"{some} several frames: the first was taken ({report.animated[0].name}).", "yellow")
+    for _, why in report.failed[:LISTED]:
+        say(why, "yellow")
+    if len(report.failed) > LISTED:
+        say(f"... and {len(report.failed) - LISTED} more.", "yellow")
+    parts = [(len(report.done), "segmented"), (len(report.skipped), "there already"), (len(report.failed), "failed")]
+    counts = ", ".join(f"{count} {what}" for count, what in parts if count)
+    if report.interrupted:
+        say(f"Interrupted: {counts or 'nothing was done'}; the same command goes on from here.")
+    elif len(report.done) == 1 and not report.skipped and not report.failed:
+        say(f"Wrote {_listing(report.done[0])}.")
+    elif report.done or report.skipped:
+        again = "; --overwrite does them again" if report.skipped and not report.done else ""
+        say(f"{counts}: {out if out.suffix.lower() != '.png' else out.parent}{again}.")
+    else:
+        say(f"Nothing was segmented: {counts}.")
+
+
+def _listing(outcome: Outcome) -> str:
+    names = [str(path) for path in outcome.files.all()]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _table(report: Report) -> Table:
+    many = len(report.done) > 1
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for heading in ("class", "pixels", "confidence", *["images"] * many):
+        table.add_column(heading, justify="left" if heading == "class" else "right")
+    for found, images in report.summary():
+        share = f"{100 * found.share:.1f}%" if found.share >= 0.0005 else "<0.1%"
+        table.add_row(found.name, share, f"{100 * found.confidence:.0f}%", *[str(images)] * many)
+    return table
+
+
+def _write_json(report: Report, path: Path, models: Sequence[str], videos: Sequence[dict[str, Any]]) -> None:
+    from deepmrf.checkpoint import write_text
+
+    def classes(found: Sequence[Any]) -> list[dict[str, Any]]:
+        return [{"class": f.name, "share": round(f.share, 6), "confidence": round(f.confidence, 4)} for f in found]
+
+    def entry(outcome: Outcome) -> dict[str, Any]:
+        files = {
+            key: str(value)
+            for key in ("labels", "overlay", "probabilities")
+            if (value := getattr(outcome.files, key)) is not None
+        }
+        height, width = outcome.size
+        return {"image": str(outcome.path), "height": height, "width": width, **files, "found": classes(outcome.found)}
+
+    facts = {
+        "models": list(models),
+        "classes": list(report.names),
+        "found": classes([found for found, _ in report.summary()]),
+        "images": [entry(outcome) for outcome in report.done],
+        "skipped": [str(one) for one in report.skipped],
+        "failed": [{"image": str(one), "why": why} for one, why in report.failed],
+        "videos": list(videos),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(facts, indent=1) + "\n")
+
+
+def _plain(text: str) -> str:
+    """Text that a terminal can show: names of files may hold line ends, escapes and bytes of no character."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
