@@ -1,0 +1,283 @@
+"""The paper's ablations on a trained network whose output is computed once: each variant takes seconds on a GPU.
+
+    python benchmarks/ablations.py runs/camvid-strong/model --data camvid:PATH --out ablations.json
+    python benchmarks/ablations.py MODEL --data animals:PATH --train-split trainaug --only "window 10" "window 50"
+
+Every variant learns the triple penalty, then the label contexts, from the same crops of the training split, and is
+measured on the validation split: mIoU, pixel accuracy, seconds. The network stays as it is. `--views` of each training
+image are augmented before the network sees them, because a network is surer of the images it was trained on than of
+new ones, and an MRF that learned from those would learn to trust it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import deepmrf
+from deepmrf.data import open_data
+from deepmrf.data.transforms import Augment
+from deepmrf.dpn import load
+from deepmrf.layers import MeanField
+from deepmrf.loss import cross_entropy, lovasz
+from deepmrf.recipe import Stage
+from deepmrf.stages import rate_at
+
+BASE: dict[str, Any] = {"kernel": "gaussian", "gate": False, "window": 51, "contexts": 5, "context_size": 9}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An MRF and how it learns."""
+
+    name: str
+    settings: dict[str, Any]
+    views: str = "augmented"
+    """"augmented", "plain" or "dropout"."""
+    penalty_steps: int = 200
+    contexts_steps: int = 1200
+    penalty_rate: float = 5e-2
+    contexts_rate: float = 2e-3
+    lovasz: float = 0.5
+    balance: float = 0.3
+    """As class_balance of a recipe."""
+    joint: bool = False
+    """Everything from the start, instead of one term after the other."""
+
+
+def variants(changes: dict[str, Any]) -> list[Variant]:
+    """The ablations, each against the one called "base"; `changes` are made to all of them."""
+    base = Variant("base", {**BASE, **changes})
+
+    def change(name: str, **settings: Any) -> Variant:
+        return replace(base, name=name, settings={**base.settings, **settings})
+
+    return [
+        base,
+        replace(base, name="plain views", views="plain"),
+        replace(base, name="dropout views", views="dropout"),
+        replace(base, name="no lovasz", lovasz=0.0),
+        replace(base, name="no balance", balance=0.0),
+        change("normalize", normalize=True),
+        change("normalize, smoothness", normalize=True, smoothness=True),
+        change("window 11", window=11),
+        change("window 21", window=21),
+        change("window 31", window=31),
+        change("iterations 2", iterations=2),
+        change("iterations 3", iterations=3),
+        change("gate", gate=True),
+        change("distance, gate", kernel="distance", gate=True, window=50),
+        change("distance, no gate", kernel="distance", gate=False, window=50),
+        change("distance, window 10", kernel="distance", gate=True, window=10, contexts=0),
+        change("distance, window 50", kernel="distance", gate=True, window=50, contexts=0),
+        change("distance, window 100", kernel="distance", gate=True, window=100, contexts=0),
+        change("triple penalty alone", contexts=0),
+        change("triple penalty alone, window 11", contexts=0, window=11),
+        change("triple penalty alone, window 101", contexts=0, window=101),
+        change("contexts 1x1, K=1", context_size=1, contexts=1),
+        change("contexts 5x5, K=1", context_size=5, contexts=1),
+        change("contexts 9x9, K=1", context_size=9, contexts=1),
+        change("contexts 15x15", context_size=15),
+        replace(base, name="joint", joint=True),
+        replace(base, name="half rate", contexts_rate=1e-3),
+        replace(base, name="longer", contexts_steps=3000),
+    ]
+
+
+Cached = tuple[Tensor, Tensor, Tensor]
+"""Log-probabilities (L, H, W) of float16, image (3, H, W) of uint8, mask (H, W) of uint8."""
+
+
+@torch.inference_mode()
+def cache(model: deepmrf.DeepParsingNetwork, pairs: list[tuple[np.ndarray, np.ndarray]], device: str) -> list[Cached]:
+    """The network's output of each image, kept on the device."""
+    kept = []
+    for image, mask in pairs:
+        picture = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None].to(device)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            log_p = model.log_unary(picture)
+        kept.append((log_p[0].half(), picture[0], torch.from_numpy(np.ascontiguousarray(mask)).to(device)))
+    return kept
+
+
+def views(pairs: list[tuple[np.ndarray, np.ndarray]], count: int, colour: float, seed: int) -> list[Any]:
+    """`count` augmented views of each image."""
+    made = []
+    for index, (image, mask) in enumerate(pairs):
+        for number in range(count):
+            random = np.random.default_rng([seed, index, number])
+            size = (image.shape[0], image.shape[1])
+            look = Augment(size, (0.6, 1.7), 0.5, colour, colour, colour, colour / 10)
+            seen, labels = look(random, image[None], mask[None])
+            made.append((seen[0], labels[0]))
+    return made
+
+
+def learn(variant: Variant, data: list[Cached], labels: int, ignore: int, seed: int, batch: int) -> MeanField:
+    """The variant's MRF, trained on the cached outputs."""
+    torch.manual_seed(seed)
+    device = data[0][0].device
+    mrf = MeanField(labels, **variant.settings).to(device)
+    random = np.random.default_rng(seed)
+    weights = class_weights(data, labels, variant.balance)
+    phases = [("triple_penalty", variant.penalty_steps, variant.penalty_rate)]
+    contexts = mrf.label_contexts
+    if contexts is not None:
+        contexts.set_compatibility(torch.eye(labels))
+        phases.append(("label_contexts", variant.contexts_steps, variant.contexts_rate))
+    with torch.no_grad():
+        mrf.triple_penalty.scale.zero_()
+    if variant.joint and contexts is not None:
+        phases = [("all", variant.penalty_steps + variant.contexts_steps, variant.contexts_rate)]
+    for name, steps, rate in phases:
+        if name != "triple_penalty" and contexts is not None:
+            with torch.no_grad():
+                contexts.weight.add_(torch.randn_like(contexts.weight) * 1e-2 / contexts.weight[0, 0].numel())
+        part: nn.Module = mrf if name == "all" else getattr(mrf, name)
+        mrf.requires_grad_(False)
+        part.requires_grad_(True)
+        optimiser = torch.optim.Adam(part.parameters(), lr=rate)
+        stage = Stage(name, ("triple_penalty",), steps=steps)
+        for step in range(steps):
+            optimiser.param_groups[0]["lr"] = rate * rate_at(stage, step)
+            chosen = [data[i] for i in random.integers(len(data), size=batch)]
+            log_p, image, target = (torch.stack(part) for part in zip(*chosen, strict=True))
+            log_q = mrf(log_p.float(), image)
+            total, count = cross_entropy(log_q, target.long(), weights, ignore)
+            loss = total / count.clamp_min(1)
+            if variant.lovasz:
+                loss = loss + variant.lovasz * lovasz(log_q, target.long(), ignore)
+            optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(part.parameters(), 5.0)
+            optimiser.step()
+    return mrf.eval()
+
+
+def class_weights(data: list[Cached], labels: int, balance: float) -> Tensor | None:
+    """A weight per label that falls with its frequency, averaging 1."""
+    if not balance:
+        return None
+    counts = torch.stack([torch.bincount(mask.flatten().long(), minlength=256) for _, _, mask in data]).sum(0)
+    weights = (counts[:labels] / counts[:labels].sum()).clamp_min(1e-5) ** -balance
+    return weights / weights.mean()
+
+
+@torch.inference_mode()
+def measure(mrf: MeanField | None, data: list[Cached], labels: int, ignore: int) -> dict[str, float]:
+    """mIoU and pixel accuracy over a cached split; no MRF: the network alone."""
+    device = data[0][0].device
+    confusion = torch.zeros(labels * labels, device=device, dtype=torch.long)
+    for log_p, image, mask in data:
+        log_q = log_p[None].float() if mrf is None else mrf(log_p[None].float(), image[None])
+        seen = mask != ignore
+        pairs = mask[seen].long() * labels + log_q[0].argmax(0)[seen]
+        confusion += torch.bincount(pairs, minlength=labels * labels)
+    table = confusion.view(labels, labels).double()
+    both = table.diag()
+    iou = both / (table.sum(0) + table.sum(1) - both).clamp_min(1)
+    return {
+        "miou": float(iou[table.sum(1) > 0].mean()) * 100,
+        "pixels": float(both.sum() / table.sum()) * 100,
+        "iou": [round(100 * x, 2) for x in iou.tolist()],  # type: ignore[dict-item]
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder of a model whose network is trained")
+    parser.add_argument("--data", required=True, help="as for deepmrf train: camvid:PATH, animals:PATH, ...")
+    parser.add_argument("--train-split", default="train")
+    parser.add_argument("--val-split", default="val")
+    parser.add_argument("--views", type=int, default=4, help="augmented views of each training image")
+    parser.add_argument("--most", type=int, default=2000, help="most views kept in memory")
+    parser.add_argument("--colour", type=float, default=0.4, help="strength of the views' change of colour")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no variant after this long")
+    parser.add_argument("--only", nargs="*", help="names of variants")
+    parser.add_argument("--balance", type=float, default=0.3, help="as class_balance of a recipe")
+    parser.add_argument("--fraction", type=float, default=1.0, help="share of the steps, to try things")
+    parser.add_argument("--settings", default="{}", help="JSON: settings of MeanField for all, such as a window")
+    parser.add_argument("--save", type=Path, help="folder to keep each variant's MRF in")
+    parser.add_argument("--out", type=Path, default=Path("ablations.json"))
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    started = time.time()
+    model = load(arguments.model).to(device)
+    train, val = open_data(arguments.data, arguments.train_split), open_data(arguments.data, arguments.val_split)
+    labels, ignore = len(train.labels), train.labels.ignore
+    pairs = [train.read(item) for item in train]
+    held = cache(model, [val.read(item) for item in val], device)
+    whole = max(image.shape[0] for image, _ in pairs), max(image.shape[1] for image, _ in pairs)
+    sets: dict[str, list[Cached]] = {}
+    results: list[dict[str, Any]] = []
+
+    def note(name: str, found: dict[str, Any]) -> None:
+        results.append({"name": name, **found})
+        print(f"{time.time() - started:6.0f} s  {name:34} {found['miou']:6.2f}  {found['pixels']:6.2f}", flush=True)
+        facts = {"model": str(arguments.model), "data": arguments.data, "seed": arguments.seed}
+        arguments.out.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
+
+    def views_of(kind: str) -> list[Cached]:
+        if kind not in sets:
+            count = max(1, min(arguments.views, arguments.most // len(pairs)))
+            colour = 0.0 if kind == "plain" else arguments.colour
+            chosen = pairs[:: max(1, len(pairs) // arguments.most)]
+            if kind == "plain":
+                seen = [(padded(image, whole, 0), padded(mask, whole, ignore)) for image, mask in chosen]
+            else:
+                seen = [
+                    (padded(image, whole, 0), padded(mask, whole, ignore))
+                    for image, mask in views(chosen, count, colour, arguments.seed)
+                ]
+            if kind == "dropout":
+                for module in model.unary.modules():
+                    if isinstance(module, nn.Dropout | nn.Dropout2d):
+                        module.p = max(module.p, 0.3)
+                        module.train()
+            sets[kind] = cache(model, seen, device)
+            model.eval()
+            note(f"network alone on {kind} views", measure(None, sets[kind][:400], labels, ignore))
+        return sets[kind]
+
+    note("network alone", measure(None, held, labels, ignore))
+    if not arguments.only or "dense CRF" in arguments.only:
+        crf = deepmrf.dense_crf(labels, iterations=10).to(device)
+        note("dense CRF, customary", measure(crf, held, labels, ignore))
+    for variant in variants(json.loads(arguments.settings)):
+        if (arguments.only and variant.name not in arguments.only) or time.time() - started > arguments.seconds:
+            continue
+        data = views_of(variant.views)
+        steps = {
+            key: max(1, int(getattr(variant, key) * arguments.fraction)) for key in ("penalty_steps", "contexts_steps")
+        }
+        before = time.time()
+        tried = replace(variant, balance=min(variant.balance, arguments.balance), **steps)
+        mrf = learn(tried, data, labels, ignore, arguments.seed, arguments.batch)
+        taken = time.time() - before
+        found = measure(mrf, held, labels, ignore)
+        numbers = {n: round(float(p.detach()), 4) for n, p in mrf.triple_penalty.named_parameters() if p.numel() == 1}
+        note(variant.name, {**found, "seconds": taken, "triple_penalty": numbers})
+        if arguments.save is not None:
+            arguments.save.mkdir(parents=True, exist_ok=True)
+            save_file(mrf.state_dict(), arguments.save / f"{variant.name}.safetensors")
+
+
+def padded(array: np.ndarray, size: tuple[int, int], value: int) -> np.ndarray:
+    """The array with rows and columns added up to a size, so that images of several sizes make one batch."""
+    room = [(0, n - m) for n, m in zip(size, array.shape, strict=False)]
+    return np.pad(array, [*room, *[(0, 0)] * (array.ndim - 2)], constant_values=value)
+
+
+if __name__ == "__main__":
+    main()

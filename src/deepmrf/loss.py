@@ -1,0 +1,77 @@
+"""What training minimises: cross-entropy per pixel, and a smooth stand-in for the mean intersection over union.
+
+The Lovász-softmax loss (Berman et al., 2018) of one label: let e[i] be how wrong its probability is at pixel i
+(1 - p where the label is true, p where it is not), sorted from the worst down; then
+
+    loss = sum over i of e[i] (J[i] - J[i-1]),     J[i] = 1 - (G - G_i) / (G + i - G_i)
+
+where G is how many pixels have the label and G_i how many of them are among the i worst. J[i] is what the label would
+lose in intersection over union if exactly the i worst pixels were wrong; the loss averages the labels that occur.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+MOST_PIXELS = 1 << 19
+"""More pixels than this are thinned out before they are sorted."""
+
+
+def cross_entropy(log_q: Tensor, target: Tensor, weights: Tensor | None, ignore: int) -> tuple[Tensor, Tensor]:
+    """Its sum over labelled pixels, and what to divide by: their number, or the sum of their weights."""
+    total = functional.nll_loss(log_q, target, weights, ignore_index=ignore, reduction="sum")
+    labelled = target != ignore
+    if weights is None:
+        return total, labelled.sum().float()
+    return total, (weights[target.clamp(max=len(weights) - 1)] * labelled).sum()
+
+
+def lovasz(log_q: Tensor, target: Tensor, ignore: int) -> Tensor:
+    """The Lovász-softmax loss of a batch as one image: log-probabilities (B, L, *S), labels (B, *S) -> a scalar."""
+    log_q, target = _thinned(log_q, target)
+    labels = log_q.shape[1]
+    seen = target != ignore
+    p = log_q.exp().movedim(1, 0)[:, seen]  # (L, P)
+    if not p.numel():
+        return log_q.sum() * 0
+    truth = functional.one_hot(target[seen], labels).T.to(p.dtype)  # (L, P)
+    errors, order = (truth - p).abs().sort(dim=1, descending=True)
+    steps = _steps(truth.gather(1, order))
+    occurs = (truth.sum(1) > 0).to(p.dtype)
+    return ((errors * steps).sum(1) * occurs).sum() / occurs.sum()
+
+
+def lovasz_reference(p: Tensor, truth: Tensor) -> Tensor:
+    """The equation above for one label, a pixel at a time: p (P,), truth (P,) of 0 and 1. Slow: for tests."""
+    wrong = [1 - a if t else a for a, t in zip(p, truth, strict=True)]
+    order = sorted(range(len(wrong)), key=lambda i: -float(wrong[i].detach()))
+    of_label, found, before = int(truth.sum()), 0, 0.0
+    total = p.new_zeros(())
+    for i, pixel in enumerate(order, start=1):
+        found += int(truth[pixel])
+        lost = 1 - (of_label - found) / (of_label + i - found)
+        total = total + wrong[pixel] * (lost - before)
+        before = lost
+    return total
+
+
+def _steps(sorted_truth: Tensor) -> Tensor:
+    """J[i] - J[i-1] for each label: (L, P) of 0 and 1, worst pixel first -> (L, P)."""
+    found = sorted_truth.cumsum(1)
+    of_label = found[:, -1:]
+    count = torch.arange(1, sorted_truth.shape[1] + 1, device=sorted_truth.device, dtype=sorted_truth.dtype)
+    lost = 1 - (of_label - found) / (of_label + count - found)
+    return torch.cat([lost[:, :1], lost[:, 1:] - lost[:, :-1]], dim=1)
+
+
+def _thinned(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Every n-th pixel along the last two axes, from a random start, so that few enough remain to be sorted."""
+    step = 1
+    while target.numel() > MOST_PIXELS * step**2:
+        step += 1
+    if step == 1:
+        return log_q, target
+    top, left = torch.randint(step, (2,)).tolist()
+    return log_q[..., top::step, left::step], target[..., top::step, left::step]
