@@ -70,7 +70,8 @@ class Unit(nn.Module):
             scale = self.norm.weight * torch.rsqrt(self._running(self.norm.running_var) + self.norm.eps)
             shift = self.norm.bias - self._running(self.norm.running_mean) * scale
             x = self._convolve(x, self.convolution.weight * scale[:, None, None, None], shift)
-        return functional.relu6(x, inplace=True) if self.activate else x
+        # In place it would be written through a crop, which a traced graph has to spell out as a scatter.
+        return functional.relu6(x, inplace=not torch.compiler.is_compiling()) if self.activate else x
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         made = self.convolution

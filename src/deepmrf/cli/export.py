@@ -1,0 +1,58 @@
+"""`deepmrf export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deepmrf.cli.training import fail
+
+EXPORT_HELP = """Write a whole model, network and MRF, to one file: ONNX (.onnx) or torch.export (.pt2).
+
+It takes uint8 RGB images (batch, 3, height, width) of any size and gives log-probabilities of the same size.
+The file is run beside the model before it is put in place; a difference above 1e-4 is an error.
+
+[bold]Examples[/bold]
+
+[cyan]deepmrf export street -o street.onnx[/cyan]
+
+[cyan]deepmrf export runs/fast/model -o model.onnx --image photo.jpg[/cyan]
+
+[cyan]deepmrf export runs/fast/model -o model.pt2[/cyan]
+"""
+
+
+def export_command(
+    model: Annotated[str, typer.Argument(help="A bundled model's name, a trained model's folder, or a hub id.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file, .onnx or .pt2.")],
+    image: Annotated[
+        Path | None, typer.Option(help="A photograph to compare file and model on; made-up images if none is given.")
+    ] = None,
+) -> None:
+    """Write a whole model to one file."""
+    console = Console()
+    try:
+        from deepmrf.data.files import read_image
+        from deepmrf.export import check_ending, cut, export
+        from deepmrf.models import open_model
+
+        check_ending(out)  # before anything is read or computed
+        images = None if image is None else cut(read_image(image))
+        loaded = open_model(model)
+        with console.status(f"Tracing {model}, writing and checking {out.name}: half a minute"):
+            found = export(loaded, out, images)
+    except (ValueError, OSError, ImportError, ArithmeticError) as error:
+        fail(error)
+    program = "onnxruntime" if out.suffix.lower() == ".onnx" else "torch.export"
+    table = Table(box=None, header_style="dim")
+    for heading in ("image", "largest difference", "PyTorch", program):
+        table.add_column(heading, justify="left" if heading == "image" else "right")
+    for one in found:
+        times = [f"{1000 * seconds:.0f} ms" for seconds in (one.model_seconds, one.file_seconds)]
+        table.add_row(f"{one.height} x {one.width}", f"{one.difference:.1e}", *times)
+    console.print(table)
+    console.print(f"Wrote {out}, {out.stat().st_size / 2**20:.1f} MiB.", soft_wrap=True)
