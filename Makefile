@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
+# Threads that spin while they wait take the core that another test worker needs.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: help demo test check bench clean
 
@@ -14,8 +16,8 @@ $(BIN)/installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(BIN)/installed  ## clean up a noisy labelling of a photograph: demo-out/demo.png
-	$(BIN)/python demo.py
+demo: $(BIN)/installed  ## segment a cat and an astronaut, layer by layer, or IMAGE=yours.jpg: demo-out/index.html
+	$(BIN)/python demo.py $(if $(IMAGE),"$(IMAGE)")
 
 test: $(BIN)/installed  ## run the whole test suite
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)

@@ -1,4 +1,4 @@
-"""What the layer does, in one picture: `make demo`.
+"""What the layer does to a bad labelling, in one picture: `python benchmarks/coffee.py`.
 
 A photograph of a cup of coffee gets a labelling that is coarse (blocks of 20 pixels) and noisy (a third of the blocks
 and a tenth of the pixels say something else). Two mean-field layers clean it up:
@@ -109,7 +109,7 @@ def learn_on_another_photo(steps: int, random: np.random.Generator) -> deepmrf.M
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo-out/demo.png"), help="the picture to write")
+    parser.add_argument("--out", type=Path, default=Path("demo-out/coffee.png"), help="the picture to write")
     parser.add_argument("--steps", type=int, default=20, help="gradient steps on the other photograph (default 20)")
     arguments = parser.parse_args()
     random = np.random.default_rng(0)
