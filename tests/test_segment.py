@@ -150,7 +150,7 @@ def test_large_images_are_tiled_by_themselves(model_folder, image, monkeypatch):
 
 
 def test_images_larger_than_in_training_are_shrunk(model_folder, copied, image):
-    trained = copied(lambda config: config.__setitem__("recipe", {"augment": {"crop": [20, 35]}}))
+    trained = copied(lambda config: config.__setitem__("recipe", {"augment": {"crop": [20, 56]}}))
     large = np.array(Image.fromarray(image).resize((280, 180)))
     segmenter = load(trained)
     assert segmenter.size == 70

@@ -6,11 +6,12 @@
 The map of the package; imports point downwards only:
 
 cli                 the command `deepmrf`
-train               the four stages as one loop; stages, samples, recipe: what a run is made of
+train               the four stages as one loop; start, stages, samples, clips, recipe: what a run is made of
 fit, refine         an MRF on saved predictions of images or volumes; fitted: the result; predictions, decode,
                     examples: reading them; tiles: large volumes; dice: their scores
 segment             load: a model by name, for images of every kind; result: what was found
 pictures, runner    many image files: finding them, and the line of reading, network and writing
+video               frames in, labels and overlays out: files, folders of frames, cameras; bounded memory
 evaluate, predict   scores of a model; scales, flips, averages and tiles
 models              models by name: bundled, in a folder, on the hub
 bench               every layer beside its peers
@@ -52,6 +53,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("deepmrf.dpn").DeepParsingNetwork
     if name in ("load", "Segmentation", "Segmenter"):
         return getattr(importlib.import_module("deepmrf.segment"), name)
-    if name in ("data", "figures", "metrics", "unary"):
+    if name in ("data", "figures", "metrics", "unary", "video"):
         return importlib.import_module(f"deepmrf.{name}")
     raise AttributeError(f"module 'deepmrf' has no attribute {name!r}")

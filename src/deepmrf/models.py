@@ -93,9 +93,10 @@ def judge(config: dict[str, Any]) -> None:
     mrf = config["mean_field"]
     if mrf is None:
         return
-    if mrf.get("dims", 2) != 2 or mrf.get("features", 3) not in (0, 3):
-        raise ValueError("its mean field is not made for images")
-    sizes = {key: math.prod((_numbers(mrf.get(key)) * 2)[:2]) for key in ("window", "context_size", "size")}
+    dims = mrf.get("dims", 2)
+    if (dims != 2 and not (dims == 3 and mrf.get("temporal") is True)) or mrf.get("features", 3) not in (0, 3):
+        raise ValueError("its mean field is not made for images or clips")
+    sizes = {key: math.prod((_numbers(mrf.get(key)) * dims)[:dims]) for key in ("window", "context_size", "size")}
     patterns = len(labels) ** 2 * mrf.get("contexts", 5) * sizes["context_size"]
     if max(patterns, sizes["window"] * sizes["size"] if mrf.get("size") else 0) > PARAMETERS:
         raise ValueError(f"its mean field would have more than {PARAMETERS:,} parameters")

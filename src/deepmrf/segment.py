@@ -36,7 +36,7 @@ MAX_PIXELS = 250_000_000
 """Larger images are refused unless told otherwise: at about 13 bytes a pixel, this many take 3.3 GB."""
 KEPT = 2**29
 """The most probabilities (labels times pixels) that a result holds: 2 GiB."""
-KNOWN = 2
+KNOWN = 1.25
 """How many times the side of its training crops an image may have before it is shrunk."""
 
 
@@ -54,7 +54,7 @@ def load(
 
     device: "cpu", "cuda"; the GPU if there is one. scales, flip: average over resized and mirrored images.
     tile: side of the tiles in pixels, at full resolution. size: shrink images to this many pixels on the longer side
-    first; 0 never does, None takes twice the side of the model's training crops. max_pixels: refuse larger images.
+    first; 0 never does, None takes 1.25 times the side of the model's training crops. max_pixels: refuse larger images.
     """
     if isinstance(scales, int | float):
         scales = (float(scales),)
@@ -207,5 +207,5 @@ def _trained_size(models: Sequence[DeepParsingNetwork]) -> int | None:
         augment = model.card.recipe.get("augment") if isinstance(model.card.recipe, dict) else None
         crop = augment.get("crop") if isinstance(augment, dict) else None
         if isinstance(crop, list | tuple) and crop and all(isinstance(n, int) and n > 0 for n in crop):
-            sides.append(KNOWN * max(crop))
+            sides.append(round(KNOWN * max(crop)))
     return max(*sides, 64) if sides else None

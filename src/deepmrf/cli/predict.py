@@ -82,7 +82,7 @@ def predict_command(
     size: Annotated[
         int | None,
         typer.Option(
-            show_default="twice its training crops",
+            show_default="1.25 times its training crops",
             help="Shrink larger images to this longer side for the network; 0 never does.",
         ),
     ] = None,
@@ -131,7 +131,7 @@ def predict_command(
             size=size,
             max_pixels=MAX_PIXELS if max_pixels is None else max_pixels,
         )
-        options = video.VideoOptions(overlay, labels, frames, fps, max_frames, flow, consistency)
+        options = video.VideoOptions(overlay, labels, frames, fps, max_frames, flow, consistency, probabilities)
         inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options)
         report = _run(segmenter, inputs, out, recursive, batch, overlay, probabilities, overwrite, console)
         if summary is not None:
@@ -168,6 +168,7 @@ def _without_videos(
     inputs: list[str], segmenter: Segmenter, out: Path, overwrite: bool, console: Console, options: video.VideoOptions
 ) -> tuple[list[str], list[dict[str, Any]], int]:
     """The inputs that are no videos; those that are, are done here: their part of --json, and the exit code."""
+    inputs = video.expanded(inputs)
     videos = [text for text in inputs if video.is_video(text, out, options)]
     video.check(videos, out, options)
     entries: list[dict[str, Any]] = []

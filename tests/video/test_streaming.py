@@ -1,0 +1,190 @@
+"""segment_video: every frame once, in order, few at a time; and models that see several frames."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from deepmrf.dpn import load
+from deepmrf.flow import estimate
+from deepmrf.segment import Segmenter
+from deepmrf.video import Source, segment_video, streaming, windows
+
+pytestmark = pytest.mark.usefixtures("plain_torch")
+
+
+class Given(Source):
+    """Frames from an array; counts those that were asked for."""
+
+    name = stem = "given"
+
+    def __init__(self, frames, fail=None):
+        self.pictures, self.fail, self.asked, self.length, self.closed = frames, fail, 0, len(frames), False
+
+    def _raw(self):
+        try:
+            for number, image in enumerate(self.pictures):
+                if number == self.fail:
+                    raise OSError("the disk is gone")
+                self.asked += 1
+                yield image, Fraction(number, 25), f"{number:06}"
+        finally:
+            self.closed = True
+
+
+@pytest.fixture
+def clip_model(model_folder):
+    """A model whose mean field looks one frame farther in b12 and one in b13, and whose frames do matter."""
+    torch.manual_seed(3)
+    model = load(model_folder).inflate()
+    with torch.no_grad():
+        model.mean_field.triple_penalty.frame_weights.fill_(0.8)
+        model.mean_field.label_contexts.weight.normal_(std=0.3)
+    return model.eval()
+
+
+def test_models_of_single_frames_see_each(segmenter, pictures):
+    frames = pictures(7, (33, 47))
+    found = list(segment_video(segmenter, Given(frames)))
+    assert [one.time for one in found] == [n / 25 for n in range(7)]
+    for (_, frame, made), image in zip(found, frames, strict=True):
+        np.testing.assert_array_equal(frame.image, image)
+        np.testing.assert_array_equal(made.labels, segmenter(image).labels)
+        assert made.image is frame.image
+
+
+def test_a_video_file(segmenter, film, pictures):
+    frames = pictures(4, (32, 48))
+    stream = segment_video(segmenter, film("a.mov", frames, [0, 5, 6, 9]))
+    assert stream.length == 4
+    found = list(stream)
+    assert [one.frame.time for one in found] == [Fraction(n, 25) for n in (0, 5, 6, 9)]
+    np.testing.assert_array_equal(found[3].found.labels, segmenter(frames[3]).labels)
+    assert {"reading", "network"} <= set(stream.seconds)
+    assert stream.consistency is None
+
+
+@pytest.mark.parametrize("spans", [False, True])
+def test_few_frames_are_held_at_a_time(segmenter, clip_model, pictures, spans):
+    source = Given(pictures(60, (16, 24)))
+    stream = segment_video(Segmenter([clip_model], device="cpu") if spans else segmenter, source, consistency=True)
+    most = 0
+    for number, _ in enumerate(stream):
+        most = max(most, source.asked - number)
+    waiting = 2 * (streaming.AHEAD + 2) + (windows.STEP + 2 if spans else 0)
+    assert number == 59
+    assert most <= waiting + 2
+
+
+def test_closing_lets_go(segmenter, pictures):
+    before, source = threading.active_count(), Given(pictures(40, (16, 24)))
+    with segment_video(segmenter, source, consistency=True) as stream:
+        next(stream)
+    assert source.closed
+    assert threading.active_count() == before
+    assert source.asked < 40
+
+
+def test_max_frames(segmenter, pictures):
+    source = Given(pictures(40, (16, 24)))
+    stream = segment_video(segmenter, source, max_frames=3)
+    assert (stream.length, len(list(stream))) == (3, 3)
+    assert source.closed
+    assert source.asked == 3
+    with pytest.raises(ValueError, match="max_frames=0 must be at least 1"):
+        segment_video(segmenter, source, max_frames=0)
+
+
+def test_an_error_comes_after_the_frames_before_it(segmenter, pictures):
+    stream = segment_video(segmenter, Given(pictures(9, (16, 24)), fail=5))
+    assert [next(stream).frame.name for _ in range(5)] == [f"{n:06}" for n in range(5)]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(stream)
+
+
+def test_consistency(segmenter, pictures):
+    still = pictures(1, (48, 64)).repeat(4, 0)
+    stream = segment_video(segmenter, Given(still), consistency=True)
+    list(stream)
+    assert stream.consistency == 1.0
+    cuts = np.random.default_rng(0).integers(0, 256, (4, 48, 64, 3), dtype=np.uint8)
+    stream = segment_video(segmenter, Given(cuts), consistency=True, flow=lambda a, b: np.zeros((*a.shape[:2], 2)))
+    found = [one.found.labels for one in stream]
+    agreeing = np.mean([(a == b).mean() for a, b in itertools.pairwise(found)])
+    assert agreeing < 1
+    assert stream.consistency == pytest.approx(agreeing)
+    with pytest.raises(ValueError, match="choose a flow"):
+        segment_video(segmenter, Given(cuts), consistency=True, flow=None)
+
+
+def test_flow_and_agreement_are_measured_on_smaller_frames(segmenter, pictures, monkeypatch):
+    monkeypatch.setattr(streaming, "FLOW", 32)
+    sizes = set()
+
+    def still(first, second):
+        sizes.add(first.shape)
+        return np.zeros((*first.shape[:2], 2))
+
+    stream = segment_video(segmenter, Given(pictures(1, (48, 64)).repeat(3, 0)), consistency=True, flow=still)
+    list(stream)
+    assert sizes == {(24, 32, 3)}
+    assert stream.consistency == 1.0
+
+
+def whole_clip(model, frames, linked):
+    """What the model says of all frames at once: labels (T, H, W), probabilities (L, T, H, W)."""
+    flow = estimate(frames) if linked and len(frames) > 1 else None
+    clip = torch.from_numpy(np.ascontiguousarray(frames.transpose(3, 0, 1, 2)))[None]
+    with torch.inference_mode():
+        found = model(clip, flow)[0].exp()
+    return found.argmax(0).numpy(), found.numpy()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 13])
+@pytest.mark.parametrize("linked", [True, False], ids=["flow", "rigid"])
+def test_windows_give_what_the_whole_clip_would(clip_model, pictures, count, linked):
+    frames = pictures(count, (33, 47))
+    stream = segment_video(Segmenter([clip_model], device="cpu"), Given(frames), flow="dis" if linked else None)
+    found = list(stream)
+    assert [one.frame.name for one in found] == [f"{n:06}" for n in range(count)]
+    labels, probabilities = whole_clip(clip_model, frames, linked)
+    np.testing.assert_array_equal(np.stack([one.found.labels for one in found]), labels)
+    made = np.stack([one.found.confidence for one in found])
+    np.testing.assert_allclose(made, probabilities.max(0), atol=2e-3)  # kept as float16
+    assert (stream.consistency is None) == (not linked or count == 1)
+
+
+def test_other_frames_do_matter_here(clip_model, pictures):
+    frames = pictures(5, (33, 47))
+    alone = np.stack([whole_clip(clip_model, frames[n : n + 1], False)[0][0] for n in range(5)])
+    assert (alone != whole_clip(clip_model, frames, True)[0]).mean() > 0.01
+
+
+def test_reach_in_time(clip_model, segmenter):
+    assert windows.temporal_reach(clip_model.mean_field) == 2
+    assert windows.temporal_reach(segmenter.model.mean_field) == 0
+    assert windows.temporal_reach(None) == 0
+
+
+def test_flips_scales_and_several_models_are_averaged(clip_model, segmenter, pictures):
+    frames = pictures(6, (32, 48))
+    both = Segmenter([clip_model, segmenter.model], device="cpu", flip=True)
+    found = list(segment_video(both, Given(frames), flow=None))
+    mirrored = frames[:, :, ::-1]
+    clips = (whole_clip(clip_model, frames, False)[1] + whole_clip(clip_model, mirrored, False)[1][..., ::-1]) / 2
+    for number, one in enumerate(found):
+        single = Segmenter([segmenter.model], device="cpu", flip=True)(frames[number]).probabilities
+        expected = (clips[:, number] + single) / 2
+        np.testing.assert_allclose(one.found.confidence, expected.max(0), atol=2e-3)
+    scaled = Segmenter([clip_model], device="cpu", scales=(0.5, 1.0), size=64)
+    assert len(list(segment_video(scaled, Given(pictures(3, (48, 96)))))) == 3
+
+
+def test_what_videos_cannot_have(clip_model, pictures):
+    with pytest.raises(ValueError, match="tile=64 is for images"):
+        segment_video(Segmenter([clip_model], device="cpu", tile=64), Given(pictures(2, (16, 24))))
