@@ -152,7 +152,10 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(recipe, tmp_path, step
 
 def checkpoints(state: Path) -> int:
     """How far a run is, in steps of all stages."""
-    facts = checkpoint.read(state)[1]
+    try:
+        facts = checkpoint.read(state)[1]
+    except RuntimeError:  # replaced by the next one between being opened and being mapped: look again
+        return -1
     return sum((12, 6, 6, 4)[: facts["stage"]]) + facts["step"]
 
 
@@ -238,7 +241,8 @@ def test_a_second_run_in_the_same_folder_is_refused(recipe, tmp_path):
 def test_joint_strategy_is_one_stage(recipe, tmp_path):
     result = type_in("train", recipe, "-o", tmp_path / "run", "--set", "strategy=joint", *SHORT)
     assert result.exit_code == 0, result.output
-    assert list(json.loads((tmp_path / "run" / "metrics.json").read_text())["val"]) == ["all at once"]
+    scores = json.loads((tmp_path / "run" / "metrics.json").read_text())["val"]
+    assert list(scores) == ["all at once", "all at once, network alone"]
 
 
 def test_every_recipe_of_the_project_is_valid():

@@ -1,13 +1,17 @@
 """The Deep Parsing Network: a unary network (b1 to b11) and a mean-field step (b12 to b15) as one model.
 
     log_q = dpn(image)          # (B, 3, H, W) in [0, 1] or uint8 -> (B, L, H, W), normalised log-probabilities
+    log_q = dpn(clip, flow)     # (B, 3, T, H, W) -> (B, L, T, H, W): the network frame by frame, then the MRF
 
+`inflate` makes a model for clips of a trained one for images. To it, an image is a clip of one frame; to a model for
+images, the frames of a clip are so many images.
 It is saved as safetensors plus config.json: constructor arguments, labels and colours, metrics, recipe; all that one
 must know to use it, and nothing that runs code. A saved folder may live on a disk or on the Hugging Face hub.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from dataclasses import dataclass, field
@@ -16,11 +20,14 @@ from typing import Any
 
 import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from deepmrf import unary as unaries
 from deepmrf.data.labels import LabelSet
+from deepmrf.flow import Flow
+from deepmrf.flow.clip import fold, unfold
 from deepmrf.layers import MeanField
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -58,19 +65,56 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
         mean_field = None if mrf is None else MeanField(len(labels), **mrf)
         return cls(unaries.build(network, len(labels), **options), mean_field, labels)
 
-    def forward(self, image: Tensor) -> Tensor:
-        log_p = self.log_unary(image)
-        if self.mean_field is None:
-            return log_p
-        log_q: Tensor = self.mean_field(log_p, image)
-        return log_q
+    def forward(self, image: Tensor, flow: Flow | None = None) -> Tensor:
+        return self.refined(self.log_unary(image), image, flow)
 
     def log_unary(self, image: Tensor) -> Tensor:
-        """b11 alone: log-probabilities (B, L, H, W)."""
+        """b11 alone: log-probabilities (B, L, H, W); those of a clip's frames are (B, L, T, H, W)."""
+        if image.dim() == 5 and not self.for_volumes:
+            return unfold(self.log_unary(fold(image)), image.shape[0])
         logits: Tensor = self.unary(image).float()
         if self.mean_field is not None and self.mean_field.unary == "sigmoid":
             return nn.functional.logsigmoid(logits)
         return logits.log_softmax(1)
+
+    def refined(self, log_p: Tensor, image: Tensor, flow: Flow | None = None) -> Tensor:
+        """b12 to b15 on what the network said of the image, or of a clip, whose frames `flow` links."""
+        mrf = self.mean_field
+        if flow is not None and (mrf is None or mrf.dims != 3 or image.dim() != 5):
+            raise ValueError(
+                f"flow links the frames of clips, but the image has shape {tuple(image.shape)} and the mean field "
+                f"{'is missing' if mrf is None else f'has dims={mrf.dims}'}: pass (B, 3, T, H, W) to an inflated model."
+            )
+        if mrf is None:
+            return log_p
+        log_q: Tensor
+        if mrf.dims == 3 and image.dim() == 4:  # an image is a clip of one frame
+            log_q = mrf(log_p[:, :, None], image[:, :, None])[:, :, 0]
+        elif mrf.dims == 2 and image.dim() == 5:  # frames are images
+            log_q = unfold(mrf(fold(log_p), fold(image)), image.shape[0])
+        elif flow is not None:
+            log_q = mrf(log_p, image, flow)
+        else:
+            log_q = mrf(log_p, image)
+        return log_q
+
+    @property
+    def for_volumes(self) -> bool:
+        """Does the network itself take three axes? Else those of a clip are folded into the batch."""
+        mrf = self.mean_field
+        spatial = mrf is not None and mrf.dims == 3 and not mrf.triple_penalty.temporal
+        return spatial or getattr(self.unary, "name", None) == "volume"
+
+    def inflate(self, window_frames: int = 3, context_frames: int = 3) -> DeepParsingNetwork:
+        """A model for clips with this one's weights, which before training gives every frame what this one gives it.
+
+        window_frames, context_frames: how many frames the triple penalty and the label contexts see.
+        """
+        if self.mean_field is None:
+            raise ValueError("This model has no mean field to inflate: it is the network alone.")
+        mean_field = self.mean_field.inflate(window_frames, context_frames)
+        made = DeepParsingNetwork(copy.deepcopy(self.unary), mean_field, self.labels, copy.deepcopy(self.card))
+        return made.train(self.training)
 
     def config(self) -> dict[str, Any]:
         """All that rebuilds the model, as plain JSON."""
@@ -105,7 +149,7 @@ def save(model: DeepParsingNetwork, folder: Path, half: bool = False) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     if half:
         tensors = {n: v.half() if v.dtype == torch.float32 and v.dim() > 1 else v for n, v in tensors.items()}
-    save_file(tensors, folder / WEIGHTS)
+    (folder / WEIGHTS).write_bytes(to_bytes(tensors))  # save_file would let nobody else read it
     (folder / CONFIG).write_text(json.dumps(model.config(), indent=1) + "\n")
 
 

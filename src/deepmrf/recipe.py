@@ -70,6 +70,30 @@ class AugmentRecipe:
 
 
 @dataclass(frozen=True)
+class ClipsRecipe:
+    """Clips instead of images, for a mean field over frames; stages that learn the network alone still see images."""
+
+    frames: int = 1
+    """Frames of a clip; 1 trains on images."""
+    labelled: str = "centre"
+    """Whose labels count: "centre" for those of the middle frame, "all" for every frame that has some."""
+    flow: str = "dis"
+    """What links frames: "dis" estimates optical flow, "exact" is the known flow of moved stills, "none" no flow."""
+    stride: int = 1
+    """Take every so manieth frame of a video."""
+    motion: float = 0.0
+    """Above 0, clips are made of single labelled images that move by up to so many pixels a frame."""
+    flicker: float = 0.0
+    """How much exposure, sharpness and noise of such frames differ, from 0 to 1."""
+    count: int = 0
+    """How many such clips there are where the network's output is kept; 0 for one per image."""
+    window: int = 3
+    """Frames that the triple penalty sees."""
+    contexts: int = 3
+    """Frames that the label contexts see."""
+
+
+@dataclass(frozen=True)
 class Stage:
     """One of the four stages: what it learns, for how long, how fast."""
 
@@ -83,6 +107,8 @@ class Stage:
     """Images a step, over all processes."""
     rate: float = 1e-3
     """Learning rate of the network."""
+    encoder_rate: float = 1.0
+    """Times `rate`: of the network's encoder, which ImageNet taught and which should not forget it (fast, strong)."""
     mrf_rate: float = 1e-3
     """Learning rate of the triple penalty and label contexts."""
     optimiser: str = "adamw"
@@ -97,6 +123,8 @@ class Stage:
     """Where the network is fixed: compute its output once per image instead of once per step."""
     class_balance: float = 0.0
     """Weight of a class in the loss: its frequency to the power of minus this, averaging 1."""
+    lovasz: float = 0.0
+    """Weight of the Lovász-softmax loss, which stands for mIoU, beside cross-entropy."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +132,14 @@ class Recipe:
     """A whole run."""
 
     data: DataRecipe
-    unary: UnaryRecipe
     stage: tuple[Stage, ...]
+    unary: UnaryRecipe = UnaryRecipe()
     mean_field: dict[str, Any] = field(default_factory=dict)
     """MeanField's settings."""
     augment: AugmentRecipe = AugmentRecipe()
+    clips: ClipsRecipe = ClipsRecipe()
+    start: str = ""
+    """A trained model to start from, with its network and its mean field: a folder, or the name of a bundled one."""
     strategy: str = "incremental"
     """"incremental" runs the stages one after the other; "joint" learns everything at once for as many steps."""
     seed: int = 0
@@ -163,7 +194,30 @@ def from_dict(tree: dict[str, Any]) -> Recipe:
     for key, choices in (("strategy", ("incremental", "joint")), ("precision", ("no", "bf16", "fp16"))):
         if getattr(recipe, key) not in choices:
             raise RecipeError(f"{key}={getattr(recipe, key)!r} must be one of {', '.join(choices)}.")
+    if not recipe.start and "unary" not in tree:
+        raise RecipeError("The recipe lacks unary: add it, or a trained model as start.")
+    if recipe.start and (recipe.unary != UnaryRecipe() or recipe.mean_field):
+        raise RecipeError(f"start={recipe.start!r} brings its network and mean field: leave unary and mean_field out.")
+    _check_clips(recipe.clips)
     return recipe
+
+
+def _check_clips(clips: ClipsRecipe) -> None:
+    for key, choices in (("labelled", ("centre", "all")), ("flow", ("dis", "exact", "none"))):
+        if getattr(clips, key) not in choices:
+            raise RecipeError(f"clips.{key}={getattr(clips, key)!r} must be one of {', '.join(choices)}.")
+    for key in ("frames", "stride", "window", "contexts"):
+        if getattr(clips, key) < 1:
+            raise RecipeError(f"clips.{key}={getattr(clips, key)} must be at least 1.")
+    if clips.motion < 0 or clips.count < 0 or not 0 <= clips.flicker <= 1:
+        raise RecipeError(
+            f"clips.motion={clips.motion}, count={clips.count} and flicker={clips.flicker} must be at least 0, "
+            "and flicker at most 1."
+        )
+    if clips.flow == "exact" and not clips.motion:
+        raise RecipeError("clips.flow='exact' is the flow of moved stills: set clips.motion, or flow='dis'.")
+    if clips.motion and clips.stride > 1:
+        raise RecipeError(f"clips.stride={clips.stride} is for videos, clips.motion for stills: set one of them.")
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:

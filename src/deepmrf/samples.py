@@ -6,7 +6,9 @@ was stopped, and several processes see together what one would see.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Sequence, Sized
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -58,13 +60,14 @@ class Images:
 class Order(TorchDataset[tuple[Tensor, ...]]):
     """Samples by number: the n-th sample of a stage is always the same image, cut the same way."""
 
-    def __init__(self, images: Images, seed: Sequence[int]) -> None:
-        self.images, self.seed = images, list(seed)
+    def __init__(self, shown: Sized, seed: Sequence[int]) -> None:
+        """shown: the images or clips, of which only the number counts."""
+        self.count, self.seed = len(shown), list(seed)
 
     def pick(self, number: int) -> tuple[int, np.random.Generator]:
         """Which image the sample shows, and the randomness it may use: each epoch shuffles anew."""
-        epoch, place = divmod(number, len(self.images))
-        order = np.random.default_rng([*self.seed, 0, epoch]).permutation(len(self.images))
+        epoch, place = divmod(number, self.count)
+        order = np.random.default_rng([*self.seed, 0, epoch]).permutation(self.count)
         return int(order[place]), np.random.default_rng([*self.seed, 1, number])
 
 
@@ -73,7 +76,7 @@ class Crops(Order):
 
     def __init__(self, images: Images, seed: Sequence[int], augment: Augment) -> None:
         super().__init__(images, seed)
-        self.augment = augment
+        self.images, self.augment = images, augment
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
         index, random = self.pick(number)
@@ -89,7 +92,7 @@ class CachedCrops(Order):
         self, images: Images, seed: Sequence[int], log_p: Sequence[Tensor], crop: tuple[int, int], flip: float
     ) -> None:
         super().__init__(images, seed)
-        self.log_p, self.crop, self.flip = log_p, crop, flip
+        self.images, self.log_p, self.crop, self.flip = images, log_p, crop, flip
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         index, random = self.pick(number)
@@ -131,3 +134,9 @@ class Share(torch.utils.data.Sampler[list[int]]):
 
 def _chw(image: NDArray[np.uint8]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+
+
+def one_thread(_: int) -> None:
+    """For a process that reads images: OpenCV must not start as many threads in each as the machine has cores."""
+    with suppress(ImportError):
+        importlib.import_module("cv2").setNumThreads(1)

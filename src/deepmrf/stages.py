@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf.dpn import DeepParsingNetwork
+from deepmrf.flow import Flow
 from deepmrf.recipe import Recipe, RecipeError, Stage
 
 
@@ -29,6 +30,11 @@ def uses_cache(stage: Stage) -> bool:
     return stage.cached and "unary" not in stage.learn
 
 
+def over_clips(recipe: Recipe, stage: Stage) -> bool:
+    """Does the stage see clips? The network alone learns from images."""
+    return recipe.clips.frames > 1 and any(part != "unary" for part in stage.learn)
+
+
 class Pass(nn.Module):
     """The part of the model that a stage runs."""
 
@@ -40,23 +46,21 @@ class Pass(nn.Module):
         self.fixed = "unary" not in stage.learn
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        result: Tensor
-        if self.cached:
-            log_p, image = inputs
-            assert self.model.mean_field is not None  # prepare checked it
-            result = self.model.mean_field(log_p, image)
-        elif not self.whole:
-            result = self.model.log_unary(inputs[0])
-        else:
-            assert self.model.mean_field is not None
+        """[log_p,] image [, the four tensors of a flow] -> log-probabilities; all of images, or all of clips."""
+        log_p, (image, *parts) = (inputs[0], inputs[1:]) if self.cached else (None, inputs)
+        if not self.whole:
+            return self.model.log_unary(image)
+        if log_p is None:
             with torch.no_grad() if self.fixed else nullcontext():
-                log_p = self.model.log_unary(inputs[0])
-            result = self.model.mean_field(log_p, inputs[0])
-        return result
+                log_p = self.model.log_unary(image)
+        return self.model.refined(log_p, image, Flow(*parts) if parts else None)
 
 
-def prepare(model: DeepParsingNetwork, stage: Stage, seed: int) -> None:
-    """Open what the stage learns, fix the rest, and give an MRF part that learns for the first time its start."""
+def prepare(model: DeepParsingNetwork, stage: Stage, seed: int, trained: bool = False) -> None:
+    """Open what the stage learns, fix the rest, and give an MRF part that learns for the first time its start.
+
+    trained: the MRF comes from an earlier run, so that none of its parts does.
+    """
     mrf = model.mean_field
     parts = {"unary": model.unary}
     if mrf is not None:
@@ -68,7 +72,7 @@ def prepare(model: DeepParsingNetwork, stage: Stage, seed: int) -> None:
             raise RecipeError(f"stage.{stage.name}.learn has {name}, which the model lacks: see mean_field.contexts.")
     for name, part in parts.items():
         part.requires_grad_(name in stage.learn)
-    if mrf is None or mrf.label_contexts is None:
+    if mrf is None or mrf.label_contexts is None or trained:
         return
     contexts = mrf.label_contexts
     with torch.no_grad():
@@ -84,16 +88,13 @@ def prepare(model: DeepParsingNetwork, stage: Stage, seed: int) -> None:
 def optimiser_of(model: DeepParsingNetwork, stage: Stage) -> torch.optim.Optimizer:
     """Filters of the network decay; biases, norms and the MRF do not."""
     learned = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    of_network = [(n, p) for n, p in learned if n.startswith("unary.")]
-    groups = [
-        {"params": [p for _, p in of_network if p.dim() > 1], "lr": stage.rate, "weight_decay": stage.weight_decay},
-        {"params": [p for _, p in of_network if p.dim() <= 1], "lr": stage.rate, "weight_decay": 0.0},
-        {
-            "params": [p for n, p in learned if not n.startswith("unary.")],
-            "lr": stage.mrf_rate,
-            "weight_decay": 0.0,
-        },
-    ]
+    groups = []
+    for prefix, rate in (("unary.encoder.", stage.rate * stage.encoder_rate), ("unary.", stage.rate)):
+        mine = [p for n, p in learned if n.startswith(prefix)]
+        learned = [(n, p) for n, p in learned if not n.startswith(prefix)]
+        groups.append({"params": [p for p in mine if p.dim() > 1], "lr": rate, "weight_decay": stage.weight_decay})
+        groups.append({"params": [p for p in mine if p.dim() <= 1], "lr": rate, "weight_decay": 0.0})
+    groups.append({"params": [p for _, p in learned], "lr": stage.mrf_rate, "weight_decay": 0.0})
     groups = [group for group in groups if group["params"]]
     if stage.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=stage.rate, momentum=0.9)

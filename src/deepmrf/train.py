@@ -19,19 +19,22 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from deepmrf import checkpoint
+from deepmrf.clips import ClipCrops, Source, Stills, Videos, outputs
 from deepmrf.data import open_data
 from deepmrf.data.dataset import Dataset
 from deepmrf.data.transforms import Augment
-from deepmrf.dpn import Card, DeepParsingNetwork, load, save
-from deepmrf.evaluate import evaluate
+from deepmrf.dpn import Card, DeepParsingNetwork, save
+from deepmrf.evaluate import Part, evaluate, evaluate_video
+from deepmrf.loss import cross_entropy, lovasz
+from deepmrf.metrics import Scores
 from deepmrf.predict import predictor
 from deepmrf.recipe import Recipe, RecipeError, Stage, from_dict, to_dict
-from deepmrf.samples import CachedCrops, Crops, Images, Share
-from deepmrf.stages import Pass, optimiser_of, plan, prepare, rate_at, uses_cache
+from deepmrf.samples import CachedCrops, Crops, Images, Order, Share, one_thread
+from deepmrf.stages import Pass, optimiser_of, over_clips, plan, prepare, rate_at, uses_cache
+from deepmrf.start import build
 
 STATE, METRICS, RESOLVED = "state.safetensors", "metrics.json", "recipe.json"
 
@@ -59,6 +62,8 @@ class _Run:
     train: Images
     val: Dataset
     watch: Watch
+    clips: Source | None = None
+    """What stages over clips learn from."""
     history: list[dict[str, Any]] = field(default_factory=list)
     scores: dict[str, Any] = field(default_factory=dict)
     best: float = 0.0
@@ -75,10 +80,12 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     torch.backends.cudnn.benchmark = True  # crops are of one size: the search for the fastest convolution pays
     data = open_data(recipe.data.train, recipe.data.train_split)
     val = open_data(recipe.data.val or recipe.data.train, recipe.data.val_split)
-    model = _build(recipe, data, watch).to(accelerator.device)
-    images = Images(data, lambda done, whole: watch.moved("reading images", done, whole, {}))
+    model = build(recipe, data, watch.said).to(accelerator.device)
+    # Beside a clip's labelled frame, others may lie that are not.
+    labelled = data.subset(item for item in data if item.mask) if recipe.clips.frames > 1 else data
+    images = Images(labelled, lambda done, whole: watch.moved("reading images", done, whole, {}))
     average = deepcopy(model) if recipe.ema else model
-    run = _Run(recipe, folder, model, average, accelerator, images, val, watch)
+    run = _Run(recipe, folder, model, average, accelerator, images, val, watch, _clips(recipe, data, images, folder))
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.write_text(folder / RESOLVED, json.dumps(to_dict(recipe), indent=1) + "\n")
@@ -109,37 +116,23 @@ def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
             )
 
 
-def _build(recipe: Recipe, data: Dataset, watch: Watch) -> DeepParsingNetwork:
-    learns_mrf = any(part != "unary" for stage in recipe.stage for part in stage.learn)
-    try:
-        mrf = dict(recipe.mean_field) if recipe.mean_field or learns_mrf else None
-        model: DeepParsingNetwork = DeepParsingNetwork.build(
-            recipe.unary.network, data.labels, dict(recipe.unary.options), mrf
-        )
-    except TypeError as error:  # an option the network or MeanField does not have
-        raise RecipeError(f"unary.options or mean_field: {error}.") from error
-    if recipe.unary.imagenet:
-        path = Path(recipe.unary.imagenet)
-        if not path.is_file():
-            raise RecipeError(f"unary.imagenet: there is no file {path}; set it, or leave it empty to start at random.")
-        watch.said(str(model.unary.load_imagenet(path)))  # type: ignore[operator]
-    if recipe.unary.start:
-        start = load(Path(recipe.unary.start))
-        fitting = {
-            name: value
-            for name, value in start.unary.state_dict().items()
-            if model.unary.state_dict().get(name, torch.empty(0)).shape == value.shape
-        }
-        missing = model.unary.load_state_dict(fitting, strict=False).missing_keys
-        watch.said(f"Network from {recipe.unary.start}; at random: {', '.join(missing) or 'nothing'}.")
-    return model
+def _clips(recipe: Recipe, data: Dataset, images: Images, folder: Path) -> Source | None:
+    if recipe.clips.frames == 1:
+        return None
+    if recipe.clips.motion:
+        return Stills(images, recipe.clips, _augment(recipe), recipe.seed, folder / "flow")
+    return Videos(data, recipe.clips, _augment(recipe), folder / "flow")
 
 
 def _batches(run: _Run, index: int, stage: Stage, first: int) -> Iterator[list[Tensor]]:
     recipe, accelerator = run.recipe, run.accelerator
     seed = (recipe.seed, index)
-    samples: Crops | CachedCrops
-    if uses_cache(stage):
+    samples: Order
+    if run.clips is not None and over_clips(recipe, stage):
+        kept = outputs(run.clips, *_network(run)) if uses_cache(stage) else None
+        ignore = run.train.data.labels.ignore
+        samples = ClipCrops(run.clips, seed, kept, recipe.augment.crop, recipe.augment.flip, ignore)
+    elif uses_cache(stage):
         samples = CachedCrops(run.train, seed, _cache(run), recipe.augment.crop, recipe.augment.flip)
     else:
         samples = Crops(run.train, seed, _augment(recipe))
@@ -151,6 +144,7 @@ def _batches(run: _Run, index: int, stage: Stage, first: int) -> Iterator[list[T
         pin_memory=accelerator.device.type == "cuda",
         generator=torch.Generator(),  # of its own: the global one must not depend on how often a run was resumed
         prefetch_factor=4 if recipe.data.workers else None,
+        worker_init_fn=one_thread,
     )
     for batch in loader:
         yield [part.to(accelerator.device, non_blocking=True) for part in batch]
@@ -164,19 +158,29 @@ def _augment(recipe: Recipe) -> Augment:
 
 def _cache(run: _Run) -> list[Tensor]:
     """The network's log-probabilities of every training image, in half precision."""
-    run.model.eval()
+    network, progress = _network(run)
     cached = []
-    with torch.no_grad(), run.accelerator.autocast():
-        for index in range(len(run.train)):
-            image = torch.from_numpy(run.train[index][0]).permute(2, 0, 1)[None].to(run.accelerator.device)
-            cached.append(run.model.log_unary(image)[0].half().cpu())
-            run.watch.moved("network's output", index + 1, len(run.train), {})
+    for index in range(len(run.train)):
+        image = torch.from_numpy(run.train[index][0]).permute(2, 0, 1)[None]
+        cached.append(network(image)[0].half().cpu())
+        progress(index + 1, len(run.train))
     return cached
+
+
+def _network(run: _Run) -> tuple[Callable[[Tensor], Tensor], Callable[[int, int], None]]:
+    """The fixed network from images to log-probabilities, and whom to tell how far it is."""
+    run.model.eval()
+
+    def network(image: Tensor) -> Tensor:
+        with torch.no_grad(), run.accelerator.autocast():
+            return run.model.log_unary(image.to(run.accelerator.device))
+
+    return network, lambda done, whole: run.watch.moved("network's output", done, whole, {})
 
 
 def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[str, Tensor]) -> None:
     recipe, accelerator, model = run.recipe, run.accelerator, run.model
-    prepare(model, stage, recipe.seed)
+    prepare(model, stage, recipe.seed, bool(recipe.start))
     if tensors:
         _load_models(run, tensors)
     weights = _class_weights(run, stage)
@@ -199,7 +203,7 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
             group["lr"] = full * rate_at(stage, step)
         with accelerator.autocast():
             log_q = wrapped(*inputs)
-        loss = _loss(log_q, target, weights, run)
+        loss = _loss(log_q, target, weights, stage, run)
         prepared.zero_grad()
         accelerator.backward(loss)
         if recipe.clip:
@@ -216,6 +220,9 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
     if recipe.ema:
         model.load_state_dict(run.average.state_dict())
     run.scores[stage.name] = _evaluate(run, stage.name)
+    if "unary" in stage.learn and len(stage.learn) > 1:  # what the MRF gives the network that learned to lean on it
+        alone = f"{stage.name}, network alone"
+        run.scores[alone] = _evaluate(run, alone, alone=True)
     accelerator.free_memory()
     _save_state(run, index + 1, 0, None)
 
@@ -238,18 +245,14 @@ def _class_weights(run: _Run, stage: Stage) -> Tensor | None:
     return (weights / weights.mean()).to(run.accelerator.device)
 
 
-def _loss(log_q: Tensor, target: Tensor, weights: Tensor | None, run: _Run) -> Tensor:
-    """Pixelwise cross-entropy over the labelled pixels of all processes together."""
+def _loss(log_q: Tensor, target: Tensor, weights: Tensor | None, stage: Stage, run: _Run) -> Tensor:
+    """Cross-entropy over the labelled pixels of all processes together, and the Lovász loss of each batch."""
     ignore = run.train.data.labels.ignore
-    total = functional.nll_loss(log_q.float(), target, weights, ignore_index=ignore, reduction="sum")
-    labelled = target != ignore
-    if weights is None:
-        count = labelled.sum().float()
-    else:
-        count = (weights[target.clamp(max=len(weights) - 1)] * labelled).sum()
+    total, count = cross_entropy(log_q.float(), target, weights, ignore)
     if run.accelerator.num_processes > 1:
         count = run.accelerator.reduce(count, "mean")  # gradients are averaged over processes, so counts are too
-    return total / count.clamp_min(1.0)
+    loss = total / count.clamp_min(1.0)
+    return loss + stage.lovasz * lovasz(log_q.float(), target, ignore) if stage.lovasz else loss
 
 
 @torch.no_grad()
@@ -257,11 +260,15 @@ def _follow(average: nn.Module, model: nn.Module, decay: float) -> None:
     """Move the average a little towards the model; what is not learned is copied."""
     target = model.state_dict()
     learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    moving: list[tuple[Tensor, Tensor]] = []
+    fixed: list[tuple[Tensor, Tensor]] = []
     for name, value in average.state_dict().items():
-        if name in learned:
-            value.lerp_(target[name], 1 - decay)
-        else:
-            value.copy_(target[name])
+        (moving if name in learned else fixed).append((value, target[name]))
+    # Hundreds of small tensors: one call each would take longer than the step itself on a GPU.
+    if moving:
+        torch._foreach_lerp_([a for a, _ in moving], [b for _, b in moving], 1 - decay)
+    if fixed:
+        torch._foreach_copy_([a for a, _ in fixed], [b for _, b in fixed])
 
 
 def _report(run: _Run, stage: Stage, step: int, loss: Tensor, started: float, first: int) -> None:
@@ -278,19 +285,12 @@ def _report(run: _Run, stage: Stage, step: int, loss: Tensor, started: float, fi
     run.watch.moved(stage.name, step + 1, stage.steps, {"loss": value, "mIoU": run.best, "steps/s": rate})
 
 
-def _evaluate(run: _Run, name: str) -> dict[str, Any]:
-    model, accelerator = run.average, run.accelerator
-    model.eval()
+def _evaluate(run: _Run, name: str, alone: bool = False) -> dict[str, Any]:
+    accelerator = run.accelerator
+    run.average.eval()
     guard: AbstractContextManager[Any] = accelerator.autocast()
     with guard:
-        scores = evaluate(
-            predictor(model),
-            run.val,
-            accelerator.device,
-            lambda done, whole: run.watch.moved(f"evaluating {name}", done, whole, {}),
-            (accelerator.process_index, accelerator.num_processes),
-        )
-    found = scores.to_dict()
+        scores, found = _measure(run, name, alone)
     run.best = max(run.best, scores.miou)
     run.history.append({"stage": name, "miou": scores.miou})
     run.watch.said(f"{name}: mIoU {100 * scores.miou:.2f} on {run.recipe.data.val_split} ({len(run.val)} images).")
@@ -303,6 +303,23 @@ def _evaluate(run: _Run, name: str) -> dict[str, Any]:
             run.folder / METRICS, json.dumps({"seed": run.recipe.seed, "val": known}, indent=1) + "\n"
         )
     return found
+
+
+def _measure(run: _Run, name: str, alone: bool) -> tuple[Scores, dict[str, Any]]:
+    """The scores of the model, or of its network alone, on the validation split: of images, or of videos."""
+    place = run.accelerator.device
+    share = (run.accelerator.process_index, run.accelerator.num_processes)
+
+    def progress(done: int, whole: int) -> None:
+        run.watch.moved(f"evaluating {name}", done, whole, {})
+
+    if run.clips is None:
+        predict = predictor(run.average.log_unary if alone else run.average)
+        scores = evaluate(predict, run.val, place, progress, share)
+        return scores, scores.to_dict()
+    part = Part(name, run.average, "network" if alone else "rigid" if run.recipe.clips.flow == "none" else "linked")
+    found = evaluate_video([part], run.val, place, progress, share)[name]
+    return found.scores, found.to_dict()
 
 
 def _save_state(run: _Run, stage: int, step: int, optimiser: torch.optim.Optimizer | None) -> None:

@@ -21,9 +21,9 @@ events and the model. Stop it when you like; [bold]--resume[/bold] continues exa
 
 [bold]Examples[/bold]
 
-[cyan]deepmrf train recipes/camvid-fast.toml --set data.train=camvid:data/camvid -o runs/fast[/cyan]
+[cyan]deepmrf train recipes/street.toml --set data.train=camvid:data/camvid -o runs/fast[/cyan]
 
-[cyan]deepmrf train recipes/camvid-fast.toml -o runs/fast --resume[/cyan]
+[cyan]deepmrf train recipes/street.toml -o runs/fast --resume[/cyan]
 
 [cyan]deepmrf train recipes/camvid-vgg16.toml --set seed=1 --set stage.joint.steps=500[/cyan]
 
@@ -41,6 +41,9 @@ Several models are averaged. Prints a table; with --out writes scores.json and s
 [cyan]deepmrf evaluate runs/a/model runs/b/model --data voc:VOC2012 --scales 0.75 1 1.25 --flip[/cyan]
 
 [cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --stages[/cyan]: the network alone, too
+
+[cyan]deepmrf evaluate runs/fast/model runs/3d/model --data camvid:data/camvid --video[/cyan]: frames in their order,
+with temporal consistency; every model by itself, and models of clips with linked frames and without
 """
 
 
@@ -107,7 +110,9 @@ def _watched(recipe: Any, folder: Path, resume: bool) -> dict[str, Any]:
 
 
 def evaluate(
-    models: Annotated[list[Path], typer.Argument(help="Folders of trained models; several are averaged.")],
+    models: Annotated[
+        list[Path], typer.Argument(help="Trained models: folders, or names such as street; several are averaged.")
+    ],
     data: Annotated[str, typer.Option(help="The data, such as camvid:PATH, voc:PATH or folder:PATH.")],
     split: Annotated[str, typer.Option(help="Which part of it.")] = "val",
     scales: Annotated[
@@ -115,6 +120,9 @@ def evaluate(
     ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="Also the mirror image, averaged.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="Also the network alone (b11).")] = False,
+    video: Annotated[
+        bool, typer.Option("--video", help="Frames in order, with temporal consistency; models of clips need it not.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. [cuda if there is one]")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for scores.json and scores.csv.")] = None,
 ) -> None:
@@ -124,6 +132,7 @@ def evaluate(
     from deepmrf.data import open_data
     from deepmrf.dpn import load
     from deepmrf.evaluate import evaluate as measure
+    from deepmrf.models import open_model
     from deepmrf.predict import averaged, mirrored, predictor, scaled
 
     # "--scales 0.75 1 1.25" leaves its further numbers among the models: no folder has such a name.
@@ -132,50 +141,85 @@ def evaluate(
     models = [model for model in models if model not in numbers]
     try:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        loaded = [load(folder).to(place) for folder in models]
+        loaded = [(load(model) if model.is_dir() else open_model(model)).to(place) for model in models]
         images = open_data(data, split)
         for folder, model in zip(models, loaded, strict=True):
             if model.labels.names != images.labels.names:
                 fail(
                     f"{folder} knows other labels ({len(model.labels)}) than {data} ({len(images.labels)}): match them."
                 )
-        found = {}
+        video = video or any(model.mean_field is not None and model.mean_field.dims == 3 for model in loaded)
+        if video and (scales or flip):
+            fail("--scales and --flip are for images: leave them out for videos and models of clips.")
+        found = _on_videos(models, loaded, images, place) if video else {}
         parts = {"network alone": lambda m: m.log_unary, "whole model": lambda m: m}
-        for name in parts if stages else ("whole model",):
+        for name in () if video else parts if stages else ("whole model",):
             predict = averaged([predictor(parts[name](model)) for model in loaded])
             predict = scaled(predict, scales or [1.0])
             predict = mirrored(predict) if flip else predict
-            with Progress(TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+            with _bar() as progress:
                 task = progress.add_task(name, total=len(images))
                 found[name] = measure(predict, images, place, _advance(progress, task))
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         fail(error)
+    if video:
+        _print_videos(found, f"{data}, {split}")
+    else:
+        _print_images(found, f"{data}, {split}")
+    if out is not None:
+        facts: dict[str, Any] = {"data": data, "split": split, "models": [str(m) for m in models]}
+        facts |= {"video": True} if video else {"scales": scales or [1.0], "flip": flip}
+        _write_scores(out, facts, found)
+
+
+def _bar() -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+
+
+def _on_videos(folders: list[Path], loaded: list[Any], images: Any, place: Any) -> dict[str, Any]:
+    from deepmrf.evaluate import evaluate_video, video_parts
+
+    names = [folder.parent.name if folder.name == "model" else folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    with _bar() as progress:
+        task = progress.add_task("frames", total=len(images))
+        parts = video_parts(dict(zip(names, loaded, strict=True)))
+        return dict(evaluate_video(parts, images, place, _advance(progress, task)))
+
+
+def _print_images(found: dict[str, Any], where: str) -> None:
     console = Console()
     for name, scores in found.items():
-        table = Table(title=f"{name}: {data}, {split}, {scores.images} images", box=None, header_style="dim")
+        table = Table(title=f"{name}: {where}, {scores.images} images", box=None, header_style="dim")
         for heading in ("class", "IoU", "accuracy", "TA", "LA", "BA"):
             table.add_column(heading, justify="left" if heading == "class" else "right")
         for row in scores.rows():
             table.add_row(row[0], *[_percent(value) for value in row[1:]])
         console.print(table)
         console.print(f"mIoU {_percent(scores.miou)}, pixel accuracy {_percent(scores.pixel_accuracy)}")
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        facts = {
-            "data": data,
-            "split": split,
-            "scales": scales or [1.0],
-            "flip": flip,
-            "models": [str(m) for m in models],
-        }
-        scores_json = {**facts, "scores": {name: scores.to_dict() for name, scores in found.items()}}
-        (out / "scores.json").write_text(json.dumps(scores_json, indent=1) + "\n")
-        with (out / "scores.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["part", "class", "iou", "accuracy", "ta", "la", "ba"])
-            for name, scores in found.items():
-                writer.writerows([[name, *row] for row in scores.rows()])
-        console.print(f"Wrote {out / 'scores.json'} and {out / 'scores.csv'}", soft_wrap=True)
+
+
+def _print_videos(found: dict[str, Any], where: str) -> None:
+    table = Table(title=f"{where}, frames in order", box=None, header_style="dim")
+    for heading in ("", "mIoU", "pixels", "TA", "LA", "BA", "consistency"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, one in found.items():
+        values = [getattr(one.scores, key) for key in ("miou", "pixel_accuracy", "ta", "la", "ba")]
+        table.add_row(name, *[_percent(value) for value in (*values, one.consistency)])
+    Console().print(table)
+
+
+def _write_scores(out: Path, facts: dict[str, Any], found: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    scores_json = {**facts, "scores": {name: scores.to_dict() for name, scores in found.items()}}
+    (out / "scores.json").write_text(json.dumps(scores_json, indent=1) + "\n")
+    with (out / "scores.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["part", "class", "iou", "accuracy", "ta", "la", "ba"])
+        for name, one in found.items():
+            writer.writerows([[name, *row] for row in getattr(one, "scores", one).rows()])
+    Console().print(f"Wrote {out / 'scores.json'} and {out / 'scores.csv'}", soft_wrap=True)
 
 
 def _advance(progress: Progress, task: TaskID) -> Callable[[int, int], None]:

@@ -8,6 +8,7 @@ files        reading image and mask files of any kind
 dataset      Item and Dataset: a list of images and how to read them
 voc, camvid, cityscapes, coco, folder, synthetic    a function each that gives a Dataset
 transforms   Augment: random views of whole clips; class_frequencies
+motion       moved: a clip of one image that moves, with its exact flow
 check        check: all that is wrong with a dataset, as a Report
 download     get: fetch a dataset from its publisher; unpack does so safely
 """
