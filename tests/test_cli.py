@@ -127,7 +127,7 @@ def test_interrupted_it_prints_and_writes_what_is_there(tmp_path, monkeypatch):
 
 
 def test_help_teaches_with_examples():
-    assert "deepmrf bench --quick" in plain(type_in("--help").output)
+    assert "deepmrf predict" in plain(type_in("--help").output)
     text = plain(type_in("bench", "--help").output)
     assert "Examples" in text
     assert "deepmrf bench --device cuda" in text

@@ -16,10 +16,11 @@ import deepmrf
 
 ROOT = Path(deepmrf.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
-RANKS = {"cli": 6, "app": 6, "bench": 5, "train": 5, "refine": 5, "fit": 4, "evaluate": 4, "predict": 3, "dpn": 3}
-RANKS |= {"samples": 4, "stages": 4, "fitted": 3, "unary": 2, "layers": 2, "ops": 1}
+RANKS = {"cli": 8, "app": 8, "bench": 5, "train": 6, "refine": 5, "fit": 4, "evaluate": 4, "predict": 3, "dpn": 3}
+RANKS |= {"start": 5, "clips": 4, "samples": 3, "stages": 4, "loss": 1, "fitted": 3, "unary": 2, "layers": 2, "ops": 1}
+RANKS |= {"export": 4, "runner": 6, "video": 6, "segment": 5, "models": 4, "examples": 3, "tiles": 3}
 """Imports go from higher to lower numbers only."""
-ASIDE = {"data", "metrics", "figures", "flow", "checkpoint"}
+ASIDE = {"data", "decode", "dice", "metrics", "figures", "flow", "checkpoint", "result", "pictures"}
 """Modules that know nothing of those above."""
 
 

@@ -6,14 +6,17 @@
 Stage 2 learns the triple penalty with the label contexts out of the way (o14 = t), stage 3 the label contexts with the
 triple penalty fixed, so that t is computed once per image. Both are judged by cross-validation: every image is scored
 by an MRF that never saw it, and what is kept is the stage that scores best, or nothing where neither gains.
+
+Where the images are NIfTI volumes, the MRF is 3-D, with their spacing and with intensity as its one feature, and what
+is kept is judged by the mean Dice of the foreground.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -21,77 +24,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deepmrf.data.dataset import lookup_table
-from deepmrf.data.files import VOID, DataError, read_image, read_mask
-from deepmrf.data.folder import read_labels
-from deepmrf.data.labels import LabelSet, distinct_colours
-from deepmrf.fitted import FitReport, FitSettings, Fold, Part, load_config, load_mrf, save_mrf
+from deepmrf.data.files import VOID
+from deepmrf.data.volumes import Spacing
+from deepmrf.dice import Dice, VolumeMetrics, dice, mean, soft_dice
+from deepmrf.examples import MEMORY, Progress, Sample, Samples, open_samples
+from deepmrf.fitted import VOLUMES, FitReport, FitSettings, Fold, Part, load_config, load_mrf, save_mrf
 from deepmrf.layers import MeanField
 from deepmrf.metrics import Scores, SegmentationMetrics
-from deepmrf.predictions import Folder, Trio, check_size, count_labels, match, read_with_kind
+from deepmrf.predictions import Folder, Trio, dims_of, match
+from deepmrf.tiles import in_tiles, spaced
 
-__all__ = ["FitReport", "FitSettings", "Fold", "Part", "fit", "load_config", "load_mrf", "save_mrf"]
+__all__ = [
+    "FitReport",
+    "FitSettings",
+    "Fold",
+    "Part",
+    "default_settings",
+    "fit",
+    "learn",
+    "load_config",
+    "load_mrf",
+    "save_mrf",
+]
 
 MARGIN = 5e-4
-"""A stage must raise the mIoU by this much over what it builds on: less is chance, and costs time."""
-MEMORY = 4 << 30
-"""Bytes of predictions and images that are kept in memory; what is beyond is read again when needed."""
+"""A stage must raise the mIoU (of volumes, the Dice) by this much over what it builds on: less is chance."""
 
-Progress = Callable[[str, int, int], None]
-"""Told (what is being done, done, in all)."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One image: log_p (L, H, W) of float16, image (3, H, W) and mask (H, W) of uint8."""
-
-    stem: str
-    log_p: Tensor
-    image: Tensor
-    mask: Tensor
-
-
-class Samples(Sequence[Sample]):
-    """The images to learn from, kept in memory as far as they fit."""
-
-    def __init__(self, trios: Sequence[Trio], labels: LabelSet, lookup: Any, colours: Any) -> None:
-        self.trios, self.labels, self.lookup, self.colours = list(trios), labels, lookup, colours
-        self.kept: dict[str, Sample] = {}
-        self.room, self.kind = MEMORY, ""
-
-    def __len__(self) -> int:
-        return len(self.trios)
-
-    def __getitem__(self, index: Any) -> Any:
-        trio = self.trios[index]
-        return self.kept.get(trio.stem) or self._read(trio)
-
-    def _read(self, trio: Trio) -> Sample:
-        image = read_image(trio.image)
-        assert trio.mask is not None  # match() was given the masks
-        mask = read_mask(trio.mask, self.lookup, self.colours)
-        log_p, self.kind = read_with_kind(trio.source, len(self.labels), self.labels.names)
-        check_size(log_p, image.shape[:2], trio.source, trio.image)
-        if mask.shape != image.shape[:2]:
-            sizes = f"{mask.shape[1]} x {mask.shape[0]} pixels but its image {image.shape[1]} x {image.shape[0]}"
-            raise DataError(f"{trio.mask} is {sizes}; make the mask as large as the image.", trio.mask, "size")
-        chw = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
-        return Sample(trio.stem, log_p.half(), chw, torch.from_numpy(mask))
-
-    def check(self, progress: Progress) -> list[str]:
-        """Read every image once; one that is all void teaches nothing and is left out. Returns sentences on these."""
-        empty = []
-        for done, trio in enumerate(list(self.trios), start=1):
-            sample = self._read(trio)
-            if bool((sample.mask == VOID).all()):
-                empty.append(trio)
-            else:
-                self.room -= sum(t.nbytes for t in (sample.log_p, sample.image, sample.mask))
-                if self.room >= 0:
-                    self.kept[trio.stem] = sample
-            progress("reading", done, len(self.trios) + len(empty))
-        self.trios = [trio for trio in self.trios if trio not in empty]
-        return [f"{len(empty)} of the masks are void throughout: {empty[0].stem} ..."] if empty else []
+Metrics = SegmentationMetrics | VolumeMetrics
 
 
 def fit(
@@ -101,8 +60,8 @@ def fit(
     settings: FitSettings | None = None,
     progress: Progress | None = None,
 ) -> FitReport:
-    """Learn an MRF for the predictions of images with masks, and score it by cross-validation."""
-    settings, tell = settings or FitSettings(), progress or (lambda *_: None)
+    """Learn an MRF for the predictions of images or volumes with masks, and score it by cross-validation."""
+    settings, tell = settings or default_settings(images), progress or (lambda *_: None)
     trios, notes = match(predictions, images, masks)
     samples = _samples(trios, Path(masks), settings)
     notes += samples.check(tell)
@@ -111,31 +70,30 @@ def fit(
             f"There are {len(samples)} images with predictions and masks; cross-validation needs 2 or more."
         )
     names, labels = [trio.stem for trio in samples.trios], len(samples.labels)
-    pooled = {part: _metrics(samples.labels) for part in parts(settings)}
+    pooled = {part: _metrics(samples) for part in parts(settings)}
+    dices: dict[Part, Dice] = {part: {} for part in pooled} if samples.dims == 3 else {}
     folds = []
     held = split(len(samples), settings.folds, settings.seed)
     for number, held_out in enumerate(held):
         what = f"fold {number + 1} of {len(held)}"
         others = [index for index in range(len(samples)) if index not in held_out]
         models = learn(samples, others, settings, lambda words, *n, what=what: tell(f"{what}: {words}", *n))
-        scores = _score(models, samples, held_out, pooled, lambda *n, what=what: tell(f"{what}: scoring", *n))
+        scores = _score(models, samples, held_out, pooled, dices, lambda *n, what=what: tell(f"{what}: scoring", *n))
         folds.append(Fold(tuple(names[index] for index in held_out), scores))
     found: dict[Part, Scores] = {part: metrics.compute() for part, metrics in pooled.items()}
-    kept = choose(found)
+    kept = choose(found, dices)
     models = {} if kept == "nothing" else learn(samples, range(len(samples)), settings, tell, kept)
-    mean_field = models.get(kept, settings.build(labels, 0)).cpu().eval().requires_grad_(False)
-    return FitReport(mean_field, kept, samples.labels, found, tuple(folds), settings, samples.kind, tuple(notes))
+    mean_field = models.get(kept, settings.build(labels, 0, samples.spacing)).cpu().eval().requires_grad_(False)
+    return FitReport(mean_field, kept, samples.labels, found, tuple(folds), settings, samples.kind, tuple(notes), dices)
+
+
+def default_settings(images: Folder) -> FitSettings:
+    """Those for pictures, or those for volumes where the folder holds NIfTI files."""
+    return VOLUMES if dims_of(images) == 3 else FitSettings()
 
 
 def _samples(trios: list[Trio], masks: Path, settings: FitSettings) -> Samples:
-    """With the labels that labels.json describes (beside the masks or among them), or else the predictions show."""
-    for top in (masks, masks.parent):
-        if (top / "labels.json").is_file():
-            labels, lookup, colours = read_labels(top)
-            return Samples(trios, labels, lookup, colours)
-    count = settings.labels or count_labels(trio.source for trio in trios)
-    labels = LabelSet(tuple(f"label {label}" for label in range(count)), distinct_colours(count))
-    return Samples(trios, labels, lookup_table({label: label for label in range(count)}), None)
+    return open_samples(trios, masks, settings.labels)
 
 
 def parts(settings: FitSettings) -> tuple[Part, ...]:
@@ -149,11 +107,12 @@ def split(count: int, folds: int, seed: int) -> list[list[int]]:
     return [sorted(order[start::folds]) for start in range(min(folds, count))]
 
 
-def choose(scores: dict[Part, Scores]) -> Part:
-    """The simplest part that none beats by more than chance."""
+def choose(scores: dict[Part, Scores], dices: dict[Part, Dice] | None = None) -> Part:
+    """The simplest part that none beats by more than chance: in mIoU, or in Dice where it is given."""
+    values = {part: mean(dices[part]) if dices else found.miou for part, found in scores.items()}
     kept: Part = "nothing"
-    for part, found in scores.items():
-        if found.miou > scores[kept].miou + (0 if part == kept else MARGIN):
+    for part, value in values.items():
+        if value > values[kept] + (0 if part == kept else MARGIN):
             kept = part
     return kept
 
@@ -163,12 +122,13 @@ def learn(
 ) -> dict[Part, MeanField]:
     """The MRF after each stage up to `last`, learned from these images alone."""
     labels = len(samples.labels)
-    penalty = settings.build(labels, 0).to(settings.device)  # o14 = t, and scale 0: at first nothing
+    # o14 = t, and scale 0: at first nothing
+    penalty = settings.build(labels, 0, samples.spacing).to(settings.device)
     trust = nn.Parameter(torch.zeros((), device=settings.device))
     _learn_penalty(penalty, trust, samples, indices, settings, lambda *n: tell("triple penalty", *n))
     made: dict[Part, MeanField] = {"triple penalty": penalty}
     if settings.contexts and last == "label contexts":
-        whole = settings.build(labels, settings.contexts).to(settings.device)
+        whole = settings.build(labels, settings.contexts, samples.spacing).to(settings.device)
         whole.triple_penalty.load_state_dict(penalty.triple_penalty.state_dict())
         _learn_contexts(whole, trust, samples, indices, settings, lambda *n: tell("label contexts", *n))
         made["label contexts"] = whole
@@ -183,10 +143,13 @@ def _learn_penalty(
     settings: FitSettings,
     tell: Callable[[int, int], None],
 ) -> None:
+    size = samples.crop(settings.crop)
+
     def loss(random: np.random.Generator) -> Tensor:
-        batch = [_crop(samples[int(i)], settings.crop, random) for i in _draw(indices, settings.batch, random)]
+        chosen = [samples[int(i)] for i in _draw(indices, settings.batch, random)]
+        batch = [_crop(sample, size, random) for sample in chosen]
         log_p, image, mask = (torch.stack(part).to(settings.device) for part in zip(*batch, strict=True))
-        return _loss(mrf(log_p.float(), image), trust, mask)
+        return _loss(_through(mrf, log_p.float(), image, [sample.spacing for sample in chosen]), trust, mask)
 
     _descend(mrf.triple_penalty, trust, loss, settings.penalty_steps, settings.penalty_rate, settings.seed, tell)
 
@@ -201,19 +164,27 @@ def _learn_contexts(
 ) -> None:
     contexts, room = mrf.label_contexts, MEMORY
     assert contexts is not None  # settings.contexts is not 0
-    contexts.set_compatibility(torch.eye(contexts.labels))  # o14 = t, what stage 2 ended with
+    if samples.dims == 2:
+        contexts.set_compatibility(torch.eye(contexts.labels))  # o14 = t, what stage 2 ended with
+    else:
+        # The same o14, but with t of order one: where stage 2 found little use for it, a tiny t would teach stage 3
+        # nothing.
+        contexts.set_compatibility(mrf.triple_penalty.scale * torch.eye(contexts.labels, device=settings.device))
+        with torch.no_grad():
+            mrf.triple_penalty.scale.fill_(1)
     generator = torch.Generator().manual_seed(settings.seed)
     with torch.no_grad():  # tell the K patterns apart
         noise = torch.randn(contexts.weight.shape, generator=generator) * 1e-2 / contexts.weight[0, 0].numel()
         contexts.weight.add_(noise.to(contexts.weight))
     known: dict[int, Tensor] = {}
+    size = samples.crop(settings.crop)
 
     def penalty(index: int) -> Tensor:
         nonlocal room
         if index in known:
             return known[index]
         sample = samples[index]
-        with torch.no_grad():
+        with torch.no_grad(), spaced(mrf, sample.spacing):
             log_p = sample.log_p[None].float().to(settings.device)
             t: Tensor = mrf.triple_penalty(log_p.softmax(1), sample.image[None].to(settings.device))[0].half().cpu()
         room -= t.nbytes
@@ -223,36 +194,70 @@ def _learn_contexts(
 
     def loss(random: np.random.Generator) -> Tensor:
         chosen = [int(i) for i in _draw(indices, settings.batch, random)]
-        batch = [_crop(samples[i], settings.crop, random, penalty(i)) for i in chosen]
+        batch = [_crop(samples[i], size, random, penalty(i)) for i in chosen]
         log_p, _, mask, t = (torch.stack(part).to(settings.device) for part in zip(*batch, strict=True))
         return _loss(log_p.float() - contexts(t.float()), trust, mask)  # b13 to b15
 
     _descend(contexts, trust, loss, settings.contexts_steps, settings.contexts_rate, settings.seed + 1, tell)
 
 
+def _through(mrf: MeanField, log_p: Tensor, image: Tensor, spacings: Sequence[Spacing | None]) -> Tensor:
+    """The MRF on a batch, of which each may have a spacing of its own."""
+    if len(set(spacings)) == 1:
+        with spaced(mrf, spacings[0]):
+            return mrf(log_p, image)  # type: ignore[no-any-return]
+    made = []
+    for one, spacing in enumerate(spacings):
+        with spaced(mrf, spacing):
+            made.append(mrf(log_p[one : one + 1], image[one : one + 1]))
+    return torch.cat(made)
+
+
 def _loss(scores: Tensor, trust: Tensor, mask: Tensor) -> Tensor:
     """Cross-entropy of softmax(e^trust scores).
 
     `trust` changes no label and is not kept. It is learned along, since the MRF of an overconfident network would
-    otherwise learn to doubt it (a penalty on whatever is predicted) instead of to correct it.
+    otherwise learn to doubt it (a penalty on whatever is predicted) instead of to correct it. Volumes are judged by the
+    Dice of their foreground, so its soft form counts too.
     """
-    return functional.cross_entropy(trust.exp() * scores, mask.long(), ignore_index=VOID)
+    sure = trust.exp() * scores
+    entropy = functional.cross_entropy(sure, mask.long(), ignore_index=VOID)
+    return entropy if scores.dim() == 4 else entropy + 1 - soft_dice(sure.softmax(1), mask)
 
 
 def _draw(indices: Sequence[int], count: int, random: np.random.Generator) -> Any:
     return random.choice(np.asarray(indices), count, replace=len(indices) < count)
 
 
-def _crop(sample: Sample, side: int, random: np.random.Generator, *more: Tensor) -> tuple[Tensor, ...]:
-    """The same square, perhaps mirrored, of log_p, image, mask and `more`; beyond the image is void."""
-    height, width = sample.mask.shape
-    top, left = (int(random.integers(max(n - side, 0) + 1)) for n in (height, width))
-    cut = [m[..., top : top + side, left : left + side] for m in (sample.log_p, sample.image, sample.mask, *more)]
-    border = (0, max(side - width, 0), 0, max(side - height, 0))
+def _crop(sample: Sample, size: Sequence[int], random: np.random.Generator, *more: Tensor) -> tuple[Tensor, ...]:
+    """The same part of log_p, image, mask and `more`; beyond the image is void. Images may come mirrored.
+
+    Volumes do not: a body's left and right differ.
+    """
+    whole = sample.mask.shape
+    corner = [int(random.integers(max(n - side, 0) + 1)) for n, side in zip(whole, size, strict=True)]
+    if sample.marks is not None and len(sample.marks) and random.random() < 0.5:  # much of a volume is background
+        mark = sample.marks[int(random.integers(len(sample.marks)))].tolist()
+        corner = [_around(m, n, side, random) for m, n, side in zip(mark, whole, size, strict=True)]
+    place: tuple[EllipsisType | slice, ...] = (
+        ...,
+        *(slice(start, start + side) for start, side in zip(corner, size, strict=True)),
+    )
+    cut = [m[place] for m in (sample.log_p, sample.image, sample.mask, *more)]
+    border = [
+        n for missing in reversed([max(s - n, 0) for n, s in zip(whole, size, strict=True)]) for n in (0, missing)
+    ]
     if any(border):
         values = (0, 0, VOID, *[0] * len(more))
         cut = [functional.pad(m, border, value=v) for m, v in zip(cut, values, strict=True)]
-    return tuple(m.flip(-1) for m in cut) if random.random() < 0.5 else tuple(cut)
+    mirrored = sample.mask.dim() == 2 and random.random() < 0.5
+    return tuple(m.flip(-1) for m in cut) if mirrored else tuple(cut)
+
+
+def _around(mark: int, whole: int, side: int, random: np.random.Generator) -> int:
+    """Where a crop may begin that holds `mark`."""
+    first, last = max(mark - side + 1, 0), max(min(mark, whole - side), 0)
+    return int(random.integers(min(first, last), last + 1))
 
 
 def _descend(
@@ -280,7 +285,24 @@ def _descend(
     module.requires_grad_(False)
 
 
-def _metrics(labels: LabelSet) -> SegmentationMetrics:
+def _labels(mrf: MeanField | None, sample: Sample) -> Tensor:
+    """What the MRF says of an image or a volume, as ids; None is for the prediction as it came."""
+    if mrf is None:
+        return sample.log_p.float().argmax(0)
+    if sample.spacing is None:
+        device = mrf.triple_penalty.scale.device
+        log_q: Tensor = mrf(sample.log_p[None].float().to(device), sample.image[None].to(device)).cpu()
+        return log_q[0].argmax(0)
+    made = torch.empty(sample.mask.shape, dtype=torch.int64)
+    for place, tile in in_tiles(mrf, sample.log_p, sample.image, spacing=sample.spacing):
+        made[place] = tile.argmax(0)
+    return made
+
+
+def _metrics(samples: Samples) -> Metrics:
+    labels = samples.labels
+    if samples.dims == 3:
+        return VolumeMetrics(len(labels), labels.names)
     return SegmentationMetrics(len(labels), VOID, labels.names)
 
 
@@ -289,20 +311,20 @@ def _score(
     models: dict[Part, MeanField],
     samples: Samples,
     indices: Sequence[int],
-    pooled: dict[Part, SegmentationMetrics],
+    pooled: dict[Part, Metrics],
+    dices: dict[Part, Dice],
     tell: Callable[[int, int], None],
 ) -> dict[Part, Scores]:
-    """The scores of each part on these images, which are added to `pooled` too."""
-    mine: dict[Part, SegmentationMetrics] = {part: _metrics(samples.labels) for part in pooled}
+    """The scores of each part on these images, which are added to `pooled` and `dices` too."""
+    mine: dict[Part, Metrics] = {part: _metrics(samples) for part in pooled}
     for done, index in enumerate(indices, start=1):
         sample: Sample = samples[index]
         mask = sample.mask.long()
         for part in pooled:
-            log_q = sample.log_p[None].float()
-            if part != "nothing":
-                device = models[part].triple_penalty.scale.device
-                log_q = models[part](log_q.to(device), sample.image[None].to(device)).cpu()
+            found = _labels(models[part] if part != "nothing" else None, sample)
             for metrics in (mine[part], pooled[part]):
-                metrics.update(log_q[0].argmax(0), mask)
+                metrics.update(found, mask)
+            if dices:
+                dices[part][sample.stem] = dice(found, mask, len(samples.labels))
         tell(done, len(indices))
     return {part: metrics.compute() for part, metrics in mine.items()}

@@ -5,6 +5,11 @@
     DIR/STEM_ID.png                         the same, all in one folder
     DIR/STEM.png, DIR/STEM_confidence.png   a map of label ids (255: unknown), and how sure it is; CONFIDENCE if absent
 
+Where the images are volumes (NIfTI), so are the predictions:
+
+    DIR/STEM.npy, DIR/STEM.npz              (L, D, H, W) or (D, H, W, L), as above; or ints (D, H, W), label ids
+    DIR/STEM.nii.gz, DIR/STEM.nii           one map per label along the fourth axis, or label ids
+
 What the numbers of an array mean is found out from the numbers; `read_with_kind` says what was found.
 """
 
@@ -12,32 +17,50 @@ from __future__ import annotations
 
 import os
 import re
-import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from deepmrf.data.dataset import need_folder
 from deepmrf.data.files import VOID, DataError, images_in
+from deepmrf.data.volumes import is_volume, read_grid, volumes_in
+from deepmrf.data.volumes import stem as volume_stem
+from deepmrf.decode import (
+    CONFIDENCE,
+    Maps,
+    as_share,
+    from_array,
+    from_ids,
+    grey,
+    ids_of,
+    labels_first,
+    load,
+    normalised,
+    shape_of,
+)
 
-CONFIDENCE = 0.9
-"""The probability of the label that a map without a confidence names; the others share the rest."""
-FLOOR = 1e-6
-"""No label is less probable than this: a saved 0 means "very little", and its logarithm must stay finite."""
-SUM_TOLERANCE = 0.02
-"""How far sums may be from one and still mean probabilities: half precision and many labels."""
-NAMED = ("probabilities", "log_probabilities", "logits", "arr_0")
-"""The array of an .npz file that is taken when it holds several."""
+__all__ = [
+    "CONFIDENCE",
+    "Folder",
+    "Index",
+    "Source",
+    "Trio",
+    "check_size",
+    "count_labels",
+    "dims_of",
+    "find_predictions",
+    "match",
+    "read_prediction",
+    "read_with_kind",
+]
+
 _SURE = "_confidence"
 
 Folder = str | os.PathLike[str]
-Maps = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -50,6 +73,10 @@ class Source:
     """Files by the label's id or name, as written."""
     ids: Path | None = None
     confidence: Path | None = None
+    dims: int = 2
+    """3 for a volume."""
+    backwards: bool = False
+    """The array's axes are W, H, D, as some tools for volumes save them."""
 
     @property
     def path(self) -> Path:
@@ -60,12 +87,14 @@ class Source:
 class Index:
     """What a folder of predictions holds, listed once."""
 
-    def __init__(self, folder: Folder) -> None:
-        self.folder = need_folder(Path(folder), "the predictions: .npy, .npz or .png by the images' names")
+    def __init__(self, folder: Folder, dims: int = 2) -> None:
+        kinds = ".npy, .npz or .png" if dims == 2 else ".npy, .npz, .nii or .nii.gz"
+        self.folder, self.dims = need_folder(Path(folder), f"the predictions: {kinds} by the images' names"), dims
         entries = sorted(p for p in self.folder.iterdir() if not p.name.startswith("."))
-        self.arrays = {p.stem: p for suffix in (".npz", ".npy") for p in entries if p.suffix.lower() == suffix}
-        self.pictures = {p.stem: p for p in entries if p.suffix.lower() == ".png"}
-        self.folders = {p.name: p for p in entries if p.is_dir()}
+        self.arrays = {volume_stem(p): p for p in entries if dims == 3 and is_volume(p)}
+        self.arrays |= {p.stem: p for suffix in (".npz", ".npy") for p in entries if p.suffix.lower() == suffix}
+        self.pictures = {p.stem: p for p in entries if dims == 2 and p.suffix.lower() == ".png"}
+        self.folders = {p.name: p for p in entries if dims == 2 and p.is_dir()}
         self.numbered: dict[str, dict[str, Path]] = {}
         for stem, path in self.pictures.items():
             match = re.fullmatch(r"(.+)_(\d+)", stem)
@@ -75,7 +104,7 @@ class Index:
     def find(self, stem: str) -> Source | None:
         """The prediction of an image, or None."""
         if stem in self.arrays:
-            return Source(stem, array=self.arrays[stem])
+            return Source(stem, array=self.arrays[stem], dims=self.dims)
         if stem in self.folders:
             files = {p.stem: p for p in images_in(self.folders[stem]) if p.suffix.lower() == ".png"}
             if files:
@@ -99,33 +128,41 @@ class Index:
         return stem not in self.pictures and len(ids) > 1 and ids == list(range(len(ids)))
 
 
-def find_predictions(folder: Folder) -> list[str]:
-    """The stems of all predictions in a folder, sorted."""
-    return Index(folder).stems()
+def find_predictions(folder: Folder, dims: int = 2) -> list[str]:
+    """The stems of all predictions in a folder, sorted; dims=3 for volumes."""
+    return Index(folder, dims).stems()
 
 
-def read_prediction(folder: Folder, stem: str, labels: int | None = None, names: Sequence[str] | None = None) -> Tensor:
-    """The log-probabilities (L, H, W) of one image, float32; `names` are for files that are named after labels."""
-    source = Index(folder).find(stem)
+def read_prediction(
+    folder: Folder, stem: str, labels: int | None = None, names: Sequence[str] | None = None, *, dims: int = 2
+) -> Tensor:
+    """The log-probabilities (L, H, W) of one image, float32; `names` are for files that are named after labels.
+
+    With dims=3, (L, D, H, W) of one volume.
+    """
+    source = Index(folder, dims).find(stem)
     if source is None:
+        last = f"{stem}.png" if dims == 2 else f"{stem}.nii.gz"
         raise FileNotFoundError(
-            f"{folder} holds no prediction for {stem!r}; save one as {stem}.npy, {stem}.npz or {stem}.png."
+            f"{folder} holds no prediction for {stem!r}; save one as {stem}.npy, {stem}.npz or {last}."
         )
     return read_with_kind(source, labels, names)[0]
 
 
 def read_with_kind(source: Source, labels: int | None = None, names: Sequence[str] | None = None) -> tuple[Tensor, str]:
-    """The log-probabilities (L, H, W), and what the files were taken for: "probabilities", "logits" ..."""
+    """The log-probabilities (L, *S), and what the files were taken for: "probabilities", "logits" ..."""
     if source.array is not None:
-        values = _load(source.array)
-        if values.ndim == 2 and values.dtype.kind in "iu":
-            return _from_ids(values.astype(np.int64), None, labels, source.array), "label ids"
-        return _from_array(_labels_first(values, labels, source.array), source.array)
+        values = load(source.array)
+        if values.ndim == source.dims and values.dtype.kind in "iu":
+            ids = values.astype(np.int64)
+            return from_ids(ids.T if source.backwards else ids, None, labels, source.array), "label ids"
+        values = labels_first(values, labels, source.array, source.dims)
+        return from_array(values.transpose(0, 3, 2, 1) if source.backwards else values, source.array)
     if source.ids is not None:
-        sure = None if source.confidence is None else _share(_grey(source.confidence))
-        return _from_ids(_ids(source.ids), sure, labels, source.ids), "label ids"
+        sure = None if source.confidence is None else as_share(grey(source.confidence))
+        return from_ids(ids_of(source.ids), sure, labels, source.ids), "label ids"
     maps = _stacked(source, labels, names)
-    return _normalised(maps, 0.5), f"{8 * maps.dtype.itemsize}-bit pictures, one per label"
+    return normalised(maps, 0.5), f"{8 * maps.dtype.itemsize}-bit pictures, one per label"
 
 
 def count_labels(sources: Iterable[Source]) -> int:
@@ -133,13 +170,13 @@ def count_labels(sources: Iterable[Source]) -> int:
     most = 0
     for source in sources:
         if source.array is not None:
-            values = _load(source.array, lazy=True)
-            if values.ndim != 2:
-                return int(_labels_first(values, None, source.array).shape[0])
+            values = load(source.array, lazy=True)
+            if values.ndim != source.dims or (source.dims == 3 and values.dtype.kind == "f"):
+                return int(labels_first(values, None, source.array, source.dims).shape[0])
             ids = np.asarray(values).astype(np.int64)
             most = max(most, int(ids[ids != VOID].max(initial=-1)) + 1)
         elif source.ids is not None:
-            ids = _ids(source.ids)
+            ids = ids_of(source.ids)
             most = max(most, int(ids[ids != VOID].max(initial=-1)) + 1)
         else:
             most = max(most, len(source.classes))
@@ -148,13 +185,16 @@ def count_labels(sources: Iterable[Source]) -> int:
     return most
 
 
-def check_size(log_p: Tensor, size: tuple[int, int], source: Source, image: Path) -> None:
+def check_size(log_p: Tensor, size: Sequence[int], source: Source, image: Path) -> None:
     """The prediction is as large as its image."""
-    height, width = log_p.shape[1:]
-    if (height, width) != tuple(size):
+    found = tuple(log_p.shape[1:])
+    if found != tuple(size):
+        if len(found) == 2:
+            given, needed = f"{found[1]} x {found[0]} pixels", f"{size[1]} x {size[0]}"
+        else:
+            given, needed = " x ".join(map(str, found)) + " voxels", " x ".join(map(str, size))
         raise DataError(
-            f"The prediction {source.path} is {width} x {height} pixels but its image {image} is "
-            f"{size[1]} x {size[0]}; "
+            f"The prediction {source.path} is {given} but its image {image} is {needed}; "
             "save predictions at the image's size.",
             source.path,
             "size",
@@ -170,12 +210,29 @@ class Trio:
     image: Path
     mask: Path | None = None
 
+    @property
+    def dims(self) -> int:
+        """2, or 3 for a volume."""
+        return self.source.dims
+
+
+def dims_of(images: Folder) -> int:
+    """2 for a folder of pictures, 3 for one of NIfTI volumes."""
+    top = need_folder(Path(images), "the images")
+    volumes, pictures = volumes_in(top), images_in(top)
+    if volumes and pictures:
+        raise ValueError(
+            f"{top} holds both volumes ({volumes[0].name}) and pictures ({pictures[0].name}); keep one kind."
+        )
+    return 3 if volumes else 2
+
 
 def match(predictions: Folder, images: Folder, masks: Folder | None = None) -> tuple[list[Trio], list[str]]:
     """All images that have what is needed, and a sentence on each kind of file that is missing, with counts."""
-    index = Index(predictions)
-    by_stem = _by_stem(need_folder(Path(images), "the images"))
-    known = None if masks is None else _by_stem(need_folder(Path(masks), "the masks"))
+    dims = dims_of(images)
+    index = Index(predictions, dims)
+    by_stem = _by_stem(Path(images), dims)
+    known = None if masks is None else _by_stem(need_folder(Path(masks), "the masks"), dims)
     trios: list[Trio] = []
     without: list[str] = []
     unmasked: list[str] = []
@@ -205,140 +262,45 @@ def match(predictions: Folder, images: Folder, masks: Folder | None = None) -> t
         reasons = " ".join(notes) or f"There are no images in {images}."
         needed = "an image, a prediction" + (" and a mask" if masks is not None else "")
         raise FileNotFoundError(f"No name has {needed} in {predictions} and {images}; give them equal names. {reasons}")
+    if dims == 3 and _are_backwards(trios):
+        trios = [replace(trio, source=replace(trio.source, backwards=_is_array(trio))) for trio in trios]
+        notes.append("The predictions' axes are W, H, D (as nnU-Net and SimpleITK save arrays) and were turned.")
     return trios, notes
 
 
-def _by_stem(folder: Path) -> dict[str, Path]:
+def _is_array(trio: Trio) -> bool:
+    return trio.source.array is not None and not is_volume(trio.source.array)
+
+
+def _are_backwards(trios: Sequence[Trio]) -> bool:
+    """Do arrays have their volumes' sizes only when read from the last axis to the first, and none as it is?
+
+    Asked of the whole folder, since a volume that is as deep as it is wide does not tell.
+    """
+    turned = False
+    for trio in filter(_is_array, trios):
+        assert trio.source.array is not None  # _is_array
+        with suppress(OSError, ValueError):  # a bad file is named when it is read
+            shape, size = shape_of(trio.source.array), read_grid(trio.image)[0]
+            inner = {shape} if len(shape) == 3 else {shape[-4:][1:], shape[:-1]}
+            if size in inner and size[::-1] not in inner:
+                return False
+            turned |= size[::-1] in inner and size not in inner
+    return turned
+
+
+def _by_stem(folder: Path, dims: int) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for path in images_in(folder):
-        if path.stem in found:
-            raise ValueError(f"{found[path.stem]} and {path} have one name; keep one of them.")
-        found[path.stem] = path
+    for path in images_in(folder) if dims == 2 else volumes_in(folder):
+        stem = path.stem if dims == 2 else volume_stem(path)
+        if stem in found:
+            raise ValueError(f"{found[stem]} and {path} have one name; keep one of them.")
+        found[stem] = path
     return found
 
 
 def _some(stems: Sequence[str]) -> str:
     return ", ".join(stems[:5]) + (f" and {len(stems) - 5} more" if len(stems) > 5 else "")
-
-
-def _load(path: Path, lazy: bool = False) -> Maps:
-    """The array of a .npy or .npz file; one of objects is refused, since unpickling runs code."""
-    try:
-        loaded = np.load(path, mmap_mode="r" if lazy else None, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded as archive:
-            keys = list(archive.files)
-            chosen = keys if len(keys) == 1 else [key for key in NAMED if key in keys]
-            if not chosen:
-                held = ", ".join(keys) or "nothing"
-                raise DataError(f"{path} holds {held}; name the array {NAMED[0]!r}.", path, "unreadable")
-            return np.asarray(archive[chosen[0]])
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as why:
-        reason = str(why).rstrip(".").splitlines()[0] if str(why) else type(why).__name__
-        raise DataError(
-            f"{path} cannot be read as an array ({reason}); save it again with numpy.save.", path, "unreadable"
-        ) from why
-
-
-def _labels_first(values: Maps, labels: int | None, path: Path) -> Maps:
-    """The array as (L, H, W); without `labels`, the shorter of the outer axes is L."""
-    if values.ndim == 4 and values.shape[0] == 1:
-        values = values[0]
-    if values.ndim != 3 or not values.size:
-        raise DataError(f"{path} has shape {values.shape}; save (L, H, W) or (H, W, L).", path, "size")
-    first, last = values.shape[0], values.shape[2]
-    if labels is not None and labels not in (first, last):
-        raise DataError(
-            f"{path} has shape {values.shape}, but there are {labels} labels; save ({labels}, H, W).", path, "size"
-        )
-    leads = first == labels if labels is not None else first <= last
-    made = values if leads else np.moveaxis(values, 2, 0)
-    if made.shape[0] < 2:
-        raise DataError(f"{path} has shape {values.shape}, a single label; save two maps, 1 - p and p.", path, "size")
-    return made
-
-
-def _from_array(values: Maps, path: Path) -> tuple[Tensor, str]:
-    """Log-probabilities from whatever the numbers (L, H, W) are."""
-    if values.dtype in (np.uint8, np.uint16):
-        return _normalised(values, 0.5), f"{8 * values.dtype.itemsize}-bit probabilities"
-    if values.dtype.kind != "f":
-        raise DataError(f"{path} holds {values.dtype}; save floats, uint8 or uint16.", path, "unreadable")
-    real = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
-    if bool(torch.isnan(real).any()) or bool((real == torch.inf).any()):
-        raise DataError(f"{path} holds NaN or infinity; look for an overflow where it was made.", path, "unreadable")
-    low, high = float(real.min()), float(real.max())
-    if low >= 0 and high <= 1 + SUM_TOLERANCE:
-        kind = "probabilities" if _is_one(real.sum(0)) else "scores of 0 to 1, divided by their sum"
-        return _normalised(real.numpy(), FLOOR), kind
-    if high <= SUM_TOLERANCE and _is_one(real.exp().sum(0)):
-        return _floored(real), "log-probabilities"
-    return _floored(real.log_softmax(0)), "logits"
-
-
-def _is_one(sums: Tensor) -> bool:
-    return float((sums - 1).abs().max()) < SUM_TOLERANCE
-
-
-def _normalised(values: Maps, least: float) -> Tensor:
-    """log(values / their sum) where values below `least` are `least`: of bytes, half a step."""
-    shares = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).clamp_min(least)
-    return _floored((shares / shares.sum(0)).log())
-
-
-def _floored(log_p: Tensor) -> Tensor:
-    return log_p.clamp_min(float(np.log(FLOOR))).log_softmax(0)
-
-
-def _picture(path: Path, modes: Sequence[str], wanted: str) -> Maps:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as picture:
-            if picture.mode not in modes:
-                raise DataError(f"{path} is a picture of mode {picture.mode}; save {wanted}.", path, "unreadable")
-            values = np.asarray(picture)
-    except DataError:
-        raise
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as why:
-        raise DataError(f"{path} cannot be read as a picture; replace the file.", path, "unreadable") from why
-    return values.astype(np.uint16) if picture.mode.startswith("I") else values
-
-
-def _grey(path: Path) -> Maps:
-    """A grey picture as uint8 or uint16."""
-    return _picture(path, ("L", "I;16", "I;16B", "I"), "8-bit or 16-bit grey")
-
-
-def _ids(path: Path) -> NDArray[np.int64]:
-    return _picture(path, ("L", "P", "1"), "8-bit label ids, grey or palette").astype(np.int64)
-
-
-def _share(values: Maps) -> NDArray[np.float32]:
-    """A grey picture as numbers of 0 to 1."""
-    return (values / np.iinfo(values.dtype).max).astype(np.float32)
-
-
-def _from_ids(ids: NDArray[np.int64], sure: NDArray[np.float32] | None, labels: int | None, path: Path) -> Tensor:
-    """The named label gets its confidence, at least as much as the others, which share the rest; unknown is even."""
-    known = ids != VOID
-    count = labels if labels is not None else int(ids[known].max(initial=1)) + 1
-    if ids[known].max(initial=0) >= count or ids.min(initial=0) < 0:
-        odd = int(ids[known & ((ids >= count) | (ids < 0))][0])
-        raise DataError(f"{path} holds the id {odd}, but there are {count} labels; correct it.", path, "id")
-    if sure is not None and sure.shape != ids.shape:
-        raise DataError(f"The confidence of {path} has another size than it; save both alike.", path, "size")
-    share: NDArray[Any] = np.full(ids.shape, CONFIDENCE, np.float32) if sure is None else sure
-    share = np.clip(
-        share, 1 / count + FLOOR, 1 - FLOOR, dtype=np.float32
-    )  # a label that is named is never the least probable
-    rest = np.where(known, (1 - share) / (count - 1), 1 / count)
-    made = np.repeat(rest[None].astype(np.float32), count, axis=0)  # (L, H, W)
-    np.put_along_axis(made, np.where(known, ids, 0)[None], np.where(known, share, 1 / count)[None], axis=0)
-    return _floored(torch.from_numpy(made).log())
 
 
 def _stacked(source: Source, labels: int | None, names: Sequence[str] | None) -> Maps:
@@ -362,7 +324,7 @@ def _stacked(source: Source, labels: int | None, names: Sequence[str] | None) ->
         given = f"{len(files)} pictures for {count} labels"
         what = f"missing: {_some([str(m) for m in missing])}" if missing else f"found: {_some(list(files))}"
         raise DataError(f"The prediction {source.stem!r} has {given} ({what}); save one each.", source.path, "id")
-    maps = [_grey(found[label]) for label in range(count)]
+    maps = [grey(found[label]) for label in range(count)]
     if len({(m.shape, m.dtype) for m in maps}) > 1:
         raise DataError(f"The pictures of {source.stem!r} differ in size or bits; save all alike.", source.path, "size")
     return np.stack(maps)

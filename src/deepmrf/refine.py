@@ -3,6 +3,9 @@
     OUT/STEM.png    the label ids with their colours as a palette
     OUT/STEM.npy    probabilities (L, H, W) of float16, with probabilities="npy"; or OUT/STEM.npz, compressed
 
+Of volumes (NIfTI), OUT/STEM.nii.gz holds the label ids on the volume's own grid, and probabilities are (L, D, H, W).
+They are computed in tiles, each volume with its own spacing.
+
 While one image is computed, the next ones are read. A file that cannot be used is reported and the rest goes on; what
 lies in OUT already is left as it is, so that a run that was stopped continues.
 """
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 import torch
@@ -24,12 +27,20 @@ from torch import Tensor
 
 from deepmrf.data.files import read_image
 from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.volumes import Volume, read_volume, unit_range, write_labels
 from deepmrf.fit import load_config, load_mrf
 from deepmrf.layers import MeanField, dense_crf
-from deepmrf.predictions import Folder, Trio, check_size, count_labels, match, read_with_kind
+from deepmrf.predictions import Folder, Trio, check_size, count_labels, dims_of, match, read_with_kind
+from deepmrf.tiles import in_tiles
 
 PRESETS: dict[str, Callable[[int], MeanField]] = {"dense-crf": dense_crf}
 """MRFs that need no training, by name."""
+VOLUME_PRESETS: dict[str, Callable[[int], MeanField]] = {
+    "dense-crf": lambda labels: dense_crf(
+        labels, dims=3, window=7, features=1, colour_width=0.1, position_width=3.0, smooth_width=1.0
+    )
+}
+"""The same for volumes: widths are in mm and in parts of the range between the volume's percentiles."""
 AHEAD = 2
 """Images that are read while one is computed."""
 
@@ -63,7 +74,8 @@ def open_preset(name: str, predictions: Folder, images: Folder, labels: LabelSet
     if labels is None:
         count = count_labels(trio.source for trio in match(predictions, images)[0])
         labels = LabelSet(tuple(f"label {label}" for label in range(count)), distinct_colours(count))
-    return PRESETS[name](len(labels)).eval(), labels
+    presets = PRESETS if dims_of(images) == 2 else VOLUME_PRESETS
+    return presets[name](len(labels)).eval(), labels
 
 
 def refine(
@@ -83,21 +95,31 @@ def refine(
         raise ValueError(f"probabilities={probabilities!r} is unknown: choose 'npy', 'npz' or '' for none.")
     if mrf.labels != len(labels):
         raise ValueError(f"The MRF has {mrf.labels} labels, the label set {len(labels)}: give both the same.")
+    if mrf.dims != dims_of(images):
+        named = {2: "pictures", 3: "volumes"}
+        raise ValueError(
+            f"The MRF is for {named.get(mrf.dims, 'other maps')}, but {images} holds {named[dims_of(images)]}; "
+            "give what it was fitted to."
+        )
     top = Path(out)
     for given in (predictions, images):
         if top.resolve() == Path(given).resolve():
             raise ValueError(f"The results would be written among the inputs in {given}; choose another folder.")
     trios, notes = match(predictions, images)
     top.mkdir(parents=True, exist_ok=True)
-    todo = [trio for trio in trios if overwrite or not all(p.exists() for p in _targets(top, trio.stem, probabilities))]
+    todo = [trio for trio in trios if overwrite or not all(p.exists() for p in _targets(top, trio, probabilities))]
     skipped = sorted({trio.stem for trio in trios} - {trio.stem for trio in todo})
     mrf, done, failed, kinds = mrf.to(device), [], [], set()
     for trio, future in _ahead(todo, labels):
         try:
-            log_p, image, kind = future.result()
-            with torch.inference_mode():
-                log_q = mrf(log_p[None].to(device), image[None].to(device))[0].cpu()
-            _write(log_q, labels, top, trio.stem, probabilities)
+            log_p, image, kind, volume = future.result()
+            targets = _targets(top, trio, probabilities)
+            if volume is None:
+                with torch.inference_mode():
+                    log_q = mrf(log_p[None].to(device), image[None].to(device))[0].cpu()
+                _write(log_q, labels, targets)
+            else:
+                _write_volume(*_refine_volume(mrf, log_p, image, volume, bool(probabilities)), volume, targets)
             done.append(trio.stem)
             kinds.add(kind)
         except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as why:
@@ -107,7 +129,7 @@ def refine(
     return RefineReport(tuple(done), tuple(skipped), tuple(failed), tuple(notes), tuple(sorted(kinds)))
 
 
-_Read = tuple[Tensor, Tensor, str]
+_Read = tuple[Tensor, Tensor, str, Volume | None]
 
 
 def _ahead(trios: Sequence[Trio], labels: LabelSet) -> Iterator[tuple[Trio, Future[_Read]]]:
@@ -116,42 +138,79 @@ def _ahead(trios: Sequence[Trio], labels: LabelSet) -> Iterator[tuple[Trio, Futu
         waiting: deque[tuple[Trio, Future[_Read]]] = deque()
         for trio in trios:
             waiting.append((trio, pool.submit(_read, trio, labels)))
-            if len(waiting) > AHEAD:
+            if len(waiting) > (AHEAD if trio.dims == 2 else 1):  # volumes are large
                 yield waiting.popleft()
         while waiting:
             yield waiting.popleft()
 
 
 def _read(trio: Trio, labels: LabelSet) -> _Read:
+    if trio.dims == 3:
+        volume = read_volume(trio.image)
+        log_p, kind = read_with_kind(trio.source, len(labels), labels.names)
+        check_size(log_p, volume.values.shape, trio.source, trio.image)
+        return log_p, torch.from_numpy(unit_range(volume.values))[None], kind, volume
     image = read_image(trio.image)
     log_p, kind = read_with_kind(trio.source, len(labels), labels.names)
     check_size(log_p, (image.shape[0], image.shape[1]), trio.source, trio.image)
-    return log_p, torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))), kind
+    return log_p, torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))), kind, None
 
 
-def _targets(top: Path, stem: str, probabilities: Probabilities) -> list[Path]:
-    return [top / f"{stem}.png", *([top / f"{stem}.{probabilities}"] if probabilities else [])]
+def _refine_volume(
+    mrf: MeanField, log_p: Tensor, image: Tensor, volume: Volume, shares_too: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Label ids (D, H, W) of uint8 and, if asked, probabilities (L, D, H, W) of float16."""
+    ids = torch.empty(log_p.shape[1:], dtype=torch.uint8)
+    shares = torch.empty(log_p.shape, dtype=torch.float16) if shares_too else None
+    for place, log_q in in_tiles(mrf, log_p, image, spacing=volume.spacing):
+        ids[place] = log_q.argmax(0).to(torch.uint8)
+        if shares is not None:
+            shares[(slice(None), *place)] = log_q.exp().half()
+    return ids, shares
 
 
-def _write(log_q: Tensor, labels: LabelSet, top: Path, stem: str, probabilities: Probabilities) -> None:
-    """Each file in one step, so that a run that is stopped leaves no half of one."""
+def _targets(top: Path, trio: Trio, probabilities: Probabilities) -> list[Path]:
+    ending = "png" if trio.dims == 2 else "nii.gz"
+    return [top / f"{trio.stem}.{ending}", *([top / f"{trio.stem}.{probabilities}"] if probabilities else [])]
+
+
+def _write(log_q: Tensor, labels: LabelSet, targets: Sequence[Path]) -> None:
+    """The label map and the probabilities of an image."""
     from PIL import Image
 
     picture = Image.fromarray(log_q.argmax(0).to(torch.uint8).numpy())
     picture.putpalette(labels.palette().tobytes())
-    shares = log_q.exp().half().numpy()
-    for target in reversed(_targets(top, stem, probabilities)):  # the label map last: it says that all is there
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            with beside.open("wb") as file:
-                if target.suffix == ".png":
-                    picture.save(file, format="PNG")
-                elif target.suffix == ".npy":
-                    np.save(file, shares, allow_pickle=False)
-                else:
-                    np.savez_compressed(file, probabilities=shares)
-            os.replace(beside, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
-            raise
+    for target in targets[1:]:
+        _write_array(log_q.exp().half(), target)
+    _in_one_step(targets[0], lambda file: picture.save(file, format="PNG"))  # last: it says that all is there
+
+
+def _write_volume(ids: Tensor, shares: Tensor | None, volume: Volume, targets: Sequence[Path]) -> None:
+    """The label map and the probabilities of a volume."""
+    for target in targets[1:]:
+        assert shares is not None  # asked for, as this target is
+        _write_array(shares, target)
+    write_labels(ids.numpy(), targets[0], volume)
+
+
+def _write_array(shares: Tensor, target: Path) -> None:
+    def save(file: IO[bytes]) -> None:
+        if target.suffix == ".npy":
+            np.save(file, shares.numpy(), allow_pickle=False)
+        else:
+            np.savez_compressed(file, probabilities=shares.numpy())
+
+    _in_one_step(target, save)
+
+
+def _in_one_step(target: Path, save: Callable[[IO[bytes]], None]) -> None:
+    """Write a file whole, so that a run that is stopped leaves no half of one."""
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            save(file)
+        os.replace(beside, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise

@@ -1,8 +1,10 @@
 """The `deepmrf` command: reads options and prints; the work is done elsewhere. Nothing else imports typer and rich.
 
 training      deepmrf train, deepmrf evaluate
+predict       deepmrf predict
 predictions   deepmrf fit, deepmrf refine
 data          deepmrf data get, deepmrf data check
+export        deepmrf export
 bench         deepmrf bench
 """
 
@@ -15,12 +17,15 @@ import typer
 import deepmrf
 from deepmrf.cli.bench import BENCH_HELP, bench_command
 from deepmrf.cli.data import data_app
+from deepmrf.cli.export import EXPORT_HELP, export_command
+from deepmrf.cli.predict import PREDICT_HELP, predict_command
 from deepmrf.cli.predictions import FIT_HELP, REFINE_HELP, fit_command, refine_command
 from deepmrf.cli.training import EVALUATE_HELP, TRAIN_HELP, evaluate, train
 
 app = typer.Typer(
     name="deepmrf",
     help="Learnable Markov random fields for segmentation.\n\n"
+    "Have pictures? [bold]deepmrf predict[/bold] segments them. "
     "Have a network? [bold]deepmrf fit[/bold] learns an MRF on its saved predictions, [bold]deepmrf refine[/bold] "
     "applies it. Have labelled images? [bold]deepmrf train[/bold]. In a hurry? [bold]deepmrf bench --quick[/bold].",
     rich_markup_mode="rich",
@@ -44,10 +49,12 @@ def main(
     """Learnable Markov random fields for segmentation."""
 
 
+app.command(name="predict", help=PREDICT_HELP)(predict_command)
 app.command(help=TRAIN_HELP)(train)
 app.command(help=EVALUATE_HELP)(evaluate)
 app.command(name="fit", help=FIT_HELP)(fit_command)
 app.command(name="refine", help=REFINE_HELP)(refine_command)
+app.command(name="export", help=EXPORT_HELP)(export_command)
 app.command(name="bench", help=BENCH_HELP)(bench_command)
 app.add_typer(data_app, name="data")
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from deepmrf.fit import FitReport
+
+PICTURES = {"window": 21, "contexts": 3, "context_size": 7, "crop": 128, "batch": 2}
+PICTURES |= {"penalty_steps": 60, "contexts_steps": 120}
+VOLUMES = PICTURES | {"window": 5, "context_size": 3, "crop": 48}
+"""The defaults of FitSettings, said here again so that --help need not import PyTorch; a test holds them equal."""
 
 FIT_HELP = """Learn an MRF for predictions that a network has saved, and say by cross-validation what it gains.
 
@@ -18,12 +28,15 @@ Predictions, images and masks have equal names. Predictions: NAME.npy or .npz (L
 (NAME/ID.png, NAME_ID.png), or a label map NAME.png with an optional NAME_confidence.png. Masks: ids, 255 is void;
 a labels.json beside them names the labels.
 
+Volumes are told by their images being NIfTI (.nii, .nii.gz): masks too, predictions NAME.npy or .npz (L, D, H, W) or
+NIfTI, one map per label or label ids. The MRF is then 3-D, with the spacing of the headers.
+
 [bold]Example[/bold]
 
 [cyan]deepmrf fit --predictions predictions --images images --masks masks -o mrf[/cyan]
 """
 
-REFINE_HELP = """Sharpen saved predictions with an MRF, and write label maps as PNG.
+REFINE_HELP = """Sharpen saved predictions with an MRF, and write label maps as PNG, of NIfTI volumes as .nii.gz.
 
 [bold]Examples[/bold]
 
@@ -42,6 +55,43 @@ def _bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
         yield lambda what, done, whole: progress.update(task, description=what, completed=done, total=whole)
 
 
+def _by_dims(name: str, text: str) -> Any:
+    """An option whose default depends on whether there are pictures or volumes."""
+    flat, deep = PICTURES[name], VOLUMES[name]
+    return typer.Option(help=f"{text}.", show_default=f"{flat}; of volumes {deep}" if flat != deep else f"{flat}")
+
+
+def _table(report: FitReport) -> Table:
+    """The scores of held-out images before the MRF and with each of its parts; of volumes, Dice first."""
+    from deepmrf.dice import mean, per_label
+
+    headings = ["before" if part == "nothing" else part for part in report.scores]
+    what = "IoU, held-out images" if not report.dice else "Dice, held-out volumes"
+    table = Table(what, *headings, title_justify="left", box=None, pad_edge=False)
+
+    def row(title: str, values: list[float], digits: int = 2, style: str = "") -> None:
+        table.add_row(title, *["-" if v != v else f"{100 * v:.{digits}f}" for v in values], style=style or None)
+
+    each = {part: [math.nan, *per_label(found)] for part, found in report.dice.items()} or {
+        part: list(scores.iou_per_class) for part, scores in report.scores.items()
+    }
+    for number, name in enumerate(report.labels.names):
+        if number or not report.dice:  # Dice is of the foreground
+            row(name, [values[number] for values in each.values()], 1 if not report.dice else 2)
+    table.add_section()
+    if report.dice:
+        row("mean Dice", [mean(found) for found in report.dice.values()], style="bold")
+    row("mIoU", [s.miou for s in report.scores.values()], style="" if report.dice else "bold")
+    row("pixel accuracy" if not report.dice else "voxel accuracy", [s.pixel_accuracy for s in report.scores.values()])
+    for number, fold in enumerate(report.folds, start=1):
+        if report.dice:
+            parts = [mean({stem: found[stem] for stem in fold.held_out}) for found in report.dice.values()]
+            row(f"mean Dice of fold {number}", parts, style="dim")
+        else:
+            row(f"mIoU of fold {number}", [s.miou for s in fold.scores.values()], style="dim")
+    return table
+
+
 def fit_command(
     predictions: Annotated[Path, typer.Option(help="Folder of the network's predictions.")],
     images: Annotated[Path, typer.Option(help="Folder of the images.")],
@@ -49,13 +99,15 @@ def fit_command(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the MRF into.")],
     folds: Annotated[int, typer.Option(help="Folds of the cross-validation, by image.")] = 3,
     kernel: Annotated[str, typer.Option(help="gaussian or distance (the paper's).")] = "gaussian",
-    window: Annotated[int, typer.Option(help="Side of the triple penalty's window, pixels.")] = 21,
-    contexts: Annotated[int, typer.Option(help="Patterns per label; 0 learns the triple penalty alone.")] = 3,
-    context_size: Annotated[int, typer.Option(help="Side of the patterns, pixels.")] = 7,
-    crop: Annotated[int, typer.Option(help="Side of the crops to learn from, pixels.")] = 128,
-    batch: Annotated[int, typer.Option(help="Crops per step.")] = 2,
-    penalty_steps: Annotated[int, typer.Option(help="Steps for the triple penalty.")] = 60,
-    contexts_steps: Annotated[int, typer.Option(help="Steps for the label contexts.")] = 120,
+    window: Annotated[int | None, _by_dims("window", "Side of the triple penalty's window, pixels")] = None,
+    contexts: Annotated[
+        int | None, _by_dims("contexts", "Patterns per label; 0 learns the triple penalty alone")
+    ] = None,
+    context_size: Annotated[int | None, _by_dims("context_size", "Side of the patterns, pixels")] = None,
+    crop: Annotated[int | None, _by_dims("crop", "Side of the crops to learn from, pixels")] = None,
+    batch: Annotated[int | None, _by_dims("batch", "Crops per step")] = None,
+    penalty_steps: Annotated[int | None, _by_dims("penalty_steps", "Steps for the triple penalty")] = None,
+    contexts_steps: Annotated[int | None, _by_dims("contexts_steps", "Steps for the label contexts")] = None,
     labels: Annotated[
         int | None, typer.Option(help="How many labels, where neither labels.json nor the predictions tell.")
     ] = None,
@@ -63,43 +115,37 @@ def fit_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Learn an MRF for saved predictions."""
-    from deepmrf.fit import FitSettings, fit, save_mrf
+    from deepmrf.fit import default_settings, fit, save_mrf
 
     console = Console()
+    given = {
+        "window": window,
+        "contexts": contexts,
+        "context_size": context_size,
+        "crop": crop,
+        "batch": batch,
+        "penalty_steps": penalty_steps,
+        "contexts_steps": contexts_steps,
+    }
     try:
-        settings = FitSettings(
-            window=window,
+        settings = replace(
+            default_settings(images),
             kernel=kernel,  # type: ignore[arg-type]  # FitSettings checks it
-            contexts=contexts,
-            context_size=context_size,
             folds=folds,
-            crop=crop,
-            batch=batch,
-            penalty_steps=penalty_steps,
-            contexts_steps=contexts_steps,
             labels=labels,
             seed=seed,
             device=device,
+            **{name: value for name, value in given.items() if value is not None},
         )
         with _bar(console) as progress:
             report = fit(predictions, images, masks, settings, progress)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
-    headings = ["before" if part == "nothing" else part for part in report.scores]
-    table = Table("IoU, held-out images", *headings, title_justify="left", box=None, pad_edge=False)
-    for number, name in enumerate(report.labels.names):
-        ious = [scores.iou_per_class[number] for scores in report.scores.values()]
-        table.add_row(name, *["-" if iou != iou else f"{100 * iou:.1f}" for iou in ious])
-    table.add_section()
-    table.add_row("mIoU", *[f"{100 * s.miou:.2f}" for s in report.scores.values()], style="bold")
-    table.add_row("pixel accuracy", *[f"{100 * s.pixel_accuracy:.2f}" for s in report.scores.values()])
-    for number, fold in enumerate(report.folds, start=1):
-        table.add_row(f"mIoU of fold {number}", *[f"{100 * s.miou:.2f}" for s in fold.scores.values()], style="dim")
     for note in report.notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
     console.print(f"Predictions were read as {report.kind}.")
-    console.print(table)
+    console.print(_table(report))
     console.print(report.verdict, soft_wrap=True)
     console.print(f"Wrote {save_mrf(report, out)} ({report.kept}).", soft_wrap=True)
 
@@ -143,7 +189,7 @@ def refine_command(
                 device=device,
                 progress=lambda done, whole: progress("refining", done, whole),
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
     for line in (*report.notes, *(f"{stem}: {why}" for stem, why in report.failed)):

@@ -3,6 +3,7 @@
 vgg16      VGG16: the paper's, Table 1
 strong     Strong: VGG-16's encoder with a U-shaped decoder
 fast       Fast: EfficientNet-Lite0 with a small decoder, for CPUs
+volume     Volume: a small 3-D U-Net, volumes (B, 1, D, H, W) -> logits (B, L, D, H, W)
 wrap       wrap: anybody's network
 imagenet   ImageNet weights from safetensors, and the report of what they filled
 images     what the networks accept, normalisation, upsampling
@@ -19,17 +20,21 @@ from deepmrf.unary.fast import Fast
 from deepmrf.unary.imagenet import Loaded
 from deepmrf.unary.strong import Strong
 from deepmrf.unary.vgg16 import VGG16
+from deepmrf.unary.volume import Volume
 from deepmrf.unary.wrap import Wrapped, wrap
 
-__all__ = ["VGG16", "Fast", "Loaded", "Strong", "Wrapped", "build", "wrap"]
+__all__ = ["VGG16", "Fast", "Loaded", "Strong", "Volume", "Wrapped", "build", "wrap"]
 
 
-def build(name: str, labels: int, **options: Any) -> VGG16 | Strong | Fast:
-    """The network of that name: "vgg16", "strong" or "fast", with its constructor's options."""
-    for network in (VGG16, Strong, Fast):
+def build(name: str, labels: int, **options: Any) -> VGG16 | Strong | Fast | Volume:
+    """The network of that name: "vgg16", "strong", "fast" or "volume", with its constructor's options."""
+    networks: tuple[type[VGG16 | Strong | Fast | Volume], ...] = (VGG16, Strong, Fast, Volume)
+    for network in networks:
         if network.name == name:
             try:
                 return network(labels, **options)
             except TypeError as error:
                 raise TypeError(f"{name!r} does not take these options ({error}): see {network.__name__}.") from error
-    raise ValueError(f"There is no unary network {name!r}: choose 'vgg16', 'strong' or 'fast', or wrap your own.")
+    raise ValueError(
+        f"There is no unary network {name!r}: choose 'vgg16', 'strong', 'fast', 'volume' (for volumes), or wrap yours."
+    )

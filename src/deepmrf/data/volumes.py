@@ -1,0 +1,187 @@
+"""Volumes as NIfTI files, .nii or .nii.gz, read and written by nibabel.
+
+    volume = read_volume(Path("brain.nii.gz"))      # values (D, H, W) with D, H, W the file's axes i, j, k
+    write_labels(ids, Path("labels.nii.gz"), volume)
+
+No axis is turned or resampled: what is written lies on the grid of what was read, with its affine and units.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepmrf.data.files import VOID, Bytes, DataError, _map_ids
+
+SUFFIXES = (".nii.gz", ".nii")
+"""The endings, in lower case, by which a file counts as a volume."""
+PERCENTILES = (1.0, 99.0)
+"""The intensities that become 0 and 1; a few bright voxels must not darken all others."""
+SAMPLED = 1 << 20
+"""At most about this many voxels, evenly spread, are looked at for the percentiles."""
+
+Spacing = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What a NIfTI file holds."""
+
+    path: Path
+    values: NDArray[Any]
+    """(D, H, W), or (D, H, W, L) where several maps were allowed."""
+    spacing: Spacing
+    """Distance between voxels along D, H and W, as the header has it (pixdim), usually in mm."""
+    affine: NDArray[np.float64]
+    """From voxels to the world, (4, 4)."""
+    header: Any
+    """nibabel's, for files on the same grid."""
+
+
+def is_volume(path: Path) -> bool:
+    """Does the name say NIfTI?"""
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def stem(path: Path) -> str:
+    """The name without .nii or .nii.gz."""
+    for suffix in SUFFIXES:
+        if path.name.lower().endswith(suffix):
+            return path.name[: -len(suffix)]
+    return path.stem
+
+
+def volumes_in(folder: Path) -> list[Path]:
+    """The NIfTI files directly in a folder, sorted by name, hidden files left out."""
+    return sorted(p for p in folder.iterdir() if is_volume(p) and not p.name.startswith("."))
+
+
+def _nibabel() -> Any:
+    try:
+        import nibabel
+    except ImportError:
+        raise ImportError(
+            "Reading and writing NIfTI volumes needs nibabel; install it with: pip install 'deepmrf[volumes]'"
+        ) from None
+    return nibabel
+
+
+def _opened(path: Path, values: bool) -> tuple[Any, NDArray[Any] | None]:
+    """nibabel's image and, if asked, its numbers; all that nibabel raises for a bad file becomes a DataError."""
+    nibabel = _nibabel()
+    try:
+        image = nibabel.load(path)
+        return image, np.asanyarray(image.dataobj) if values else None
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing; put it there or take it off the list of volumes.") from None
+    except MemoryError:
+        raise
+    except Exception as why:  # a broken file makes nibabel raise nearly anything
+        reason = (str(why).splitlines() or [type(why).__name__])[0].rstrip(".").replace(str(path), "it")
+        raise DataError(
+            f"{path} cannot be read as a NIfTI volume ({reason}); replace the file.", path, "unreadable"
+        ) from why
+
+
+def _size(shape: tuple[int, ...], path: Path, several: bool) -> tuple[int, ...]:
+    """The shape without single axes behind the third: (D, H, W), or (D, H, W, L) where `several` are allowed."""
+    if len(shape) > 3:
+        shape = shape[:3] + tuple(n for n in shape[3:] if n != 1)
+    if len(shape) < 3 or not math.prod(shape):
+        raise DataError(f"{path} has shape {shape}; a volume needs three axes.", path, "size")
+    if len(shape) > (4 if several else 3):
+        what = "one map per label along the fourth axis" if several else "one volume per file"
+        raise DataError(f"{path} has shape {shape}; save {what}.", path, "size")
+    return shape
+
+
+def _spacing(image: Any, path: Path) -> Spacing:
+    zooms = [float(zoom) for zoom in image.header.get_zooms()[:3]]
+    if not all(0 < zoom < math.inf for zoom in zooms):  # then the affine may still tell
+        zooms = [float(length) for length in np.sqrt((image.affine[:3, :3] ** 2).sum(0))]
+    if not all(0 < zoom < math.inf for zoom in zooms):
+        raise DataError(f"{path} gives no distance between its voxels; correct pixdim.", path, "unreadable")
+    return zooms[0], zooms[1], zooms[2]
+
+
+def read_grid(path: Path) -> tuple[tuple[int, ...], Spacing]:
+    """Shape and spacing of a file, from its header alone."""
+    image, _ = _opened(path, values=False)
+    return _size(tuple(image.shape), path, several=True), _spacing(image, path)
+
+
+def read_volume(path: Path, several: bool = False) -> Volume:
+    """One volume (D, H, W) or, with `several`, also one map per label (D, H, W, L)."""
+    image, values = _opened(path, values=True)
+    assert values is not None  # they were asked for
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{path} holds {values.dtype} values; save one number per voxel.", path, "unreadable")
+    values = values.reshape(_size(values.shape, path, several))
+    return Volume(path, values, _spacing(image, path), np.asarray(image.affine, np.float64), image.header)
+
+
+def whole_numbers(values: NDArray[Any]) -> NDArray[np.int64] | None:
+    """The values as ints if that is what they are, saved as floats or not; else None."""
+    if values.dtype.kind in "biu":
+        return values.astype(np.int64)
+    if not np.isfinite(values).all() or (values != np.round(values)).any():
+        return None
+    return values.astype(np.int64)
+
+
+def read_volume_mask(path: Path, lookup: NDArray[np.int16]) -> tuple[Bytes, Volume]:
+    """A file of label ids as (D, H, W) of uint8, through `lookup` (256,), -1 being an error; and what was read."""
+    volume = read_volume(path)
+    ids = whole_numbers(volume.values)
+    if ids is None:
+        raise DataError(f"{path} holds fractions, but a mask needs label ids; save whole numbers.", path, "id")
+    odd = ids[(ids < 0) | (ids > VOID)]
+    if odd.size:
+        raise DataError(f"{path} holds the id {int(odd[0])}; ids must be 0 to 255, and 255 is void.", path, "id")
+    return _map_ids(ids.astype(np.uint8), lookup, path), volume
+
+
+def unit_range(values: NDArray[Any]) -> NDArray[np.float32]:
+    """Intensities with the 1st and 99th percentile of the volume at 0 and 1, clipped there; NaN becomes 0.
+
+    CT, MRI of any scanner and microscopes alike then give features of the same unit.
+    """
+    flat = values.reshape(-1)[:: max(1, values.size // SAMPLED)]
+    seen = flat[np.isfinite(flat)].astype(np.float64)
+    low, high = np.percentile(seen, PERCENTILES) if seen.size else (0.0, 1.0)
+    if high <= low:  # nearly all voxels are equal, as in a mask
+        low, high = (seen.min(), seen.max()) if seen.size else (0.0, 1.0)
+    scale = 1 / (high - low) if high > low else 1.0
+    made = (values.astype(np.float32) - np.float32(low)) * np.float32(scale)
+    filled: NDArray[np.float32] = np.nan_to_num(made, nan=0.0, posinf=1.0, neginf=0.0, copy=False)
+    return np.clip(filled, 0, 1, out=filled)
+
+
+def write_labels(ids: Bytes, path: Path, like: Volume) -> None:
+    """Write label ids (D, H, W) on the grid of `like`, in one step; .nii.gz is compressed, .nii is not."""
+    nibabel = _nibabel()
+    header = like.header.copy()
+    header.set_data_dtype(np.uint8)
+    for field in ("cal_min", "cal_max", "glmin", "glmax"):  # of intensities, not of labels
+        if field in header:
+            header[field] = 0
+    kind = nibabel.Nifti2Image if header["sizeof_hdr"] == 540 else nibabel.Nifti1Image
+    content = kind(np.ascontiguousarray(ids, np.uint8), like.affine, header).to_bytes()
+    if path.name.lower().endswith(".gz"):
+        content = gzip.compress(content, compresslevel=6, mtime=0)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
