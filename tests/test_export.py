@@ -172,13 +172,13 @@ def test_a_deeper_networks_program_at_other_sizes():
         assert torch.equal(run(photograph(size)), answer(model, photograph(size)))
 
 
-def test_a_program_needs_no_more_than_import_deepmrf(tmp_path):
+def test_a_program_needs_no_more_than_the_operators(tmp_path):
     model = small_model(FIELDS["gaussian-even-gate"])
     export(model, tmp_path / "model.pt2", check.cut(data.chelsea(), [(30, 41)]))
     image = photograph((37, 26))
     np.save(tmp_path / "image.npy", image.numpy())
     code = (
-        f"import sys, numpy, torch, deepmrf; torch.set_num_threads({torch.get_num_threads()});"
+        f"import sys, numpy, torch, deepmrf.ops; torch.set_num_threads({torch.get_num_threads()});"
         "facts = {'labels.txt': ''};"
         "program = torch.export.load(sys.argv[1], extra_files=facts).module();"
         "numpy.save(sys.argv[3], program(torch.from_numpy(numpy.load(sys.argv[2]))).numpy());"

@@ -68,14 +68,23 @@ def python(*arguments):
 
 
 def test_importing_is_quick():
-    report = python("-X", "importtime", "-c", "import torch, deepmrf").stderr
-    [microseconds] = re.findall(r"\|\s*(\d+) \| deepmrf\n", report)
+    report = python("-X", "importtime", "-c", "import torch, deepmrf.layers").stderr
+    [microseconds] = re.findall(r"\|\s*(\d+) \| deepmrf.layers\n", report)
     assert int(microseconds) < 1_000_000
 
 
 def test_importing_brings_no_heavy_company():
-    heavy = python("-c", "import deepmrf, sys; print(*{'numba', 'triton', 'PIL', 'skimage'} & {*sys.modules})").stdout
-    assert not heavy.split()
+    heavy = "{'numba', 'triton', 'PIL', 'skimage', 'cv2', 'av', 'onnx'}"
+    assert not python("-c", f"import deepmrf.layers, sys; print(*{heavy} & {{*sys.modules}})").stdout.split()
+
+
+def test_names_come_when_they_are_asked_for():
+    assert python("-c", "import deepmrf, sys; print('torch' in sys.modules)").stdout.split() == ["False"]
+    for name in deepmrf.__all__:
+        assert getattr(deepmrf, name) is not None
+        assert name in dir(deepmrf)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        deepmrf.nothing  # noqa: B018
 
 
 def test_version():

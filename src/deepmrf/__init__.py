@@ -27,10 +27,14 @@ data, metrics, figures and checkpoint stand aside and know none of these.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deepmrf import ops
-from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, crf_rnn, dense_crf
+if TYPE_CHECKING:
+    from deepmrf import ops
+    from deepmrf.dpn import DeepParsingNetwork
+    from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, crf_rnn, dense_crf
+    from deepmrf.result import Segmentation
+    from deepmrf.segment import Segmenter, load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,14 +49,24 @@ __all__ = [
     "load",
     "ops",
 ]
+_HOMES = {
+    "dpn": ("DeepParsingNetwork",),
+    "layers": ("LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf"),
+    "result": ("Segmentation",),
+    "segment": ("Segmenter", "load"),
+}
+_MODULES = ("data", "figures", "flow", "layers", "metrics", "ops", "unary", "video")
 
 
 def __getattr__(name: str) -> Any:
-    """What takes longer to import comes when it is asked for."""
-    if name == "DeepParsingNetwork":
-        return importlib.import_module("deepmrf.dpn").DeepParsingNetwork
-    if name in ("load", "Segmentation", "Segmenter"):
-        return getattr(importlib.import_module("deepmrf.segment"), name)
-    if name in ("data", "figures", "metrics", "unary", "video"):
+    """Everything comes when it is asked for: PyTorch takes seconds to import, and `deepmrf --help` needs none of it."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"deepmrf.{home}"), name)
+    if name in _MODULES:
         return importlib.import_module(f"deepmrf.{name}")
     raise AttributeError(f"module 'deepmrf' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -1,7 +1,7 @@
 """A model as a torch.export program: a graph of operators for images of any size, without the Python that made it.
 
 The operators of deepmrf stay what they are, so that the program runs on their fast kernels; whoever loads it must
-`import deepmrf` first.
+`import deepmrf.ops` first.
 """
 
 from __future__ import annotations
