@@ -41,9 +41,11 @@ from deepmrf.unary import build
 
 LABELS = 3
 CANDIDATES: dict[str, dict[str, object]] = {
-    "distance 5, patterns 5": {"kernel": "distance", "window": 5, "context_size": 5, "penalty_steps": 30},
+    "gaussian, 3 x 3 x 3": {},
+    "gaussian, 5 x 5 x 5": {"context_size": 5, "contexts_rate": 5e-4},
+    "distance, 3 x 3 x 3": {"kernel": "distance"},
 }
-"""What cross-validation chooses from, as changes to the defaults for volumes."""
+"""What cross-validation chooses from, by kernel and size of the patterns, as changes to the defaults for volumes."""
 Folders = tuple[Path, Path, Path]
 """Predictions, images and masks."""
 CROP = (40, 56, 40)
@@ -169,7 +171,7 @@ def choose(folders: Folders, device: str) -> tuple[FitSettings, dict[str, object
     found: dict[str, float] = {}
     told: dict[str, object] = {}
     for name, options in CANDIDATES.items():
-        report = fit(*folders, replace(VOLUMES, **options, device=device))
+        report = fit(*folders, replace(VOLUMES, **options, device=device, folds=2))
         told[name] = {part: mean(values) for part, values in report.dice.items()}
         found[name] = mean(report.dice["label contexts"])
         print(f"{name}: {', '.join(f'{p} {100 * v:.2f}' for p, v in told[name].items())}", flush=True)

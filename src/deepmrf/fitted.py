@@ -77,8 +77,8 @@ class FitSettings:
         )
 
 
-VOLUMES = FitSettings(window=5, context_size=3, crop=48)
-"""The defaults for volumes."""
+VOLUMES = FitSettings(window=5, context_size=3, crop=48, penalty_steps=40, contexts_steps=300, contexts_rate=2e-3)
+"""The defaults for volumes; `window`, `context_size` and `crop` count voxels along the finest axis."""
 
 
 def voxels(size: int, spacing: Sequence[float]) -> int | list[int]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PICTURES = {"window": 21, "contexts": 3, "context_size": 7, "crop": 128, "batch": 2}
 PICTURES |= {"penalty_steps": 60, "contexts_steps": 120}
-VOLUMES = PICTURES | {"window": 5, "context_size": 3, "crop": 48}
+VOLUMES = PICTURES | {"window": 5, "context_size": 3, "crop": 48, "penalty_steps": 40, "contexts_steps": 300}
 """The defaults of FitSettings, said here again so that --help need not import PyTorch; a test holds them equal."""
 
 FIT_HELP = """Learn an MRF for predictions that a network has saved, and say by cross-validation what it gains.

@@ -36,5 +36,6 @@ def build(name: str, labels: int, **options: Any) -> VGG16 | Strong | Fast | Vol
             except TypeError as error:
                 raise TypeError(f"{name!r} does not take these options ({error}): see {network.__name__}.") from error
     raise ValueError(
-        f"There is no unary network {name!r}: choose 'vgg16', 'strong', 'fast', 'volume' (for volumes), or wrap yours."
+        f"There is no unary network {name!r}: choose 'vgg16', 'strong' or 'fast', 'volume' for volumes, "
+        "or wrap your own."
     )
