@@ -239,14 +239,11 @@ def _crop(sample: Sample, size: Sequence[int], random: np.random.Generator, *mor
     if sample.marks is not None and len(sample.marks) and random.random() < 0.5:  # much of a volume is background
         mark = sample.marks[int(random.integers(len(sample.marks)))].tolist()
         corner = [_around(m, n, side, random) for m, n, side in zip(mark, whole, size, strict=True)]
-    place: tuple[EllipsisType | slice, ...] = (
-        ...,
-        *(slice(start, start + side) for start, side in zip(corner, size, strict=True)),
-    )
+    parts = [slice(start, start + side) for start, side in zip(corner, size, strict=True)]
+    place: tuple[EllipsisType | slice, ...] = (..., *parts)
     cut = [m[place] for m in (sample.log_p, sample.image, sample.mask, *more)]
-    border = [
-        n for missing in reversed([max(s - n, 0) for n, s in zip(whole, size, strict=True)]) for n in (0, missing)
-    ]
+    missing = [max(side - n, 0) for n, side in zip(whole, size, strict=True)]
+    border = [pixels for behind in reversed(missing) for pixels in (0, behind)]
     if any(border):
         values = (0, 0, VOID, *[0] * len(more))
         cut = [functional.pad(m, border, value=v) for m, v in zip(cut, values, strict=True)]

@@ -78,13 +78,13 @@ class FitSettings:
 
 
 VOLUMES = FitSettings(window=5, context_size=3, crop=48, penalty_steps=40, contexts_steps=300, contexts_rate=2e-3)
-"""The defaults for volumes; `window`, `context_size` and `crop` count voxels along the finest axis."""
+"""The defaults for volumes; `window` and `context_size` count voxels along the finest axis."""
 
 
 def voxels(size: int, spacing: Sequence[float]) -> int | list[int]:
-    """A size in voxels of the finest axis, as voxels along each: fewer where they are farther apart, but three.
+    """A size along the finest axis, as voxels along each: an odd number, at least 3, where they are farther apart.
 
-    [size] * 3 where all axes are alike, or one int then.
+    One int where all axes are alike.
     """
     finest = min(spacing)
     if all(step <= 1.01 * finest for step in spacing):
