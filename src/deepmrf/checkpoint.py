@@ -74,5 +74,6 @@ def restore_optimiser(optimiser: Optimizer, model: nn.Module, tensors: dict[str,
     for name, value in tensors.items():
         owner, key = name.split("|")
         parameter = parameters[owner]
-        at = value.clone() if key == "step" else value.to(parameter.device, copy=True)
+        on_cpu = key == "step" and not optimiser.defaults.get("fused")  # where PyTorch expects the number of steps
+        at = value.clone() if on_cpu else value.to(parameter.device, copy=True)
         optimiser.state[parameter][key] = at

@@ -31,16 +31,15 @@ def cross_entropy(log_q: Tensor, target: Tensor, weights: Tensor | None, ignore:
 def lovasz(log_q: Tensor, target: Tensor, ignore: int) -> Tensor:
     """The Lovász-softmax loss of a batch as one image: log-probabilities (B, L, *S), labels (B, *S) -> a scalar."""
     log_q, target = _thinned(log_q, target)
-    labels = log_q.shape[1]
-    seen = target != ignore
-    p = log_q.exp().movedim(1, 0)[:, seen]  # (L, P)
-    if not p.numel():
-        return log_q.sum() * 0
-    truth = functional.one_hot(target[seen], labels).T.to(p.dtype)  # (L, P)
-    errors, order = (truth - p).abs().sort(dim=1, descending=True)
+    p = log_q.exp().movedim(1, 0).flatten(1)  # (L, P)
+    target = target.flatten()
+    truth = (target == torch.arange(log_q.shape[1], device=target.device)[:, None]).to(p.dtype)  # (L, P)
+    # Void pixels are made right instead of left out: an error of 0 is sorted last and adds nothing. Leaving them out
+    # would mean waiting for the GPU to count them, in every step.
+    errors, order = ((truth - p).abs() * (target != ignore)).sort(dim=1, descending=True)
     steps = _steps(truth.gather(1, order))
     occurs = (truth.sum(1) > 0).to(p.dtype)
-    return ((errors * steps).sum(1) * occurs).sum() / occurs.sum()
+    return ((errors * steps).sum(1) * occurs).sum() / occurs.sum().clamp_min(1)
 
 
 def lovasz_reference(p: Tensor, truth: Tensor) -> Tensor:

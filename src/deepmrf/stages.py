@@ -72,9 +72,14 @@ def prepare(model: DeepParsingNetwork, stage: Stage, seed: int, trained: bool = 
             raise RecipeError(f"stage.{stage.name}.learn has {name}, which the model lacks: see mean_field.contexts.")
     for name, part in parts.items():
         part.requires_grad_(name in stage.learn)
-    if mrf is None or mrf.label_contexts is None or trained:
+    if mrf is None or trained:
         return
+    if "label_contexts" not in stage.learn:
+        # What it adds to every label alike, softmax takes away: an optimiser would only follow rounding errors.
+        mrf.triple_penalty.shift.requires_grad_(False)
     contexts = mrf.label_contexts
+    if contexts is None:
+        return
     with torch.no_grad():
         if "triple_penalty" in stage.learn and "label_contexts" not in stage.learn:
             contexts.set_compatibility(torch.eye(contexts.labels))  # o14 = t: b12 alone
@@ -98,7 +103,8 @@ def optimiser_of(model: DeepParsingNetwork, stage: Stage) -> torch.optim.Optimiz
     groups = [group for group in groups if group["params"]]
     if stage.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=stage.rate, momentum=0.9)
-    return torch.optim.AdamW(groups, lr=stage.rate)
+    on_gpu = next(model.parameters()).is_cuda  # one launch for all of them
+    return torch.optim.AdamW(groups, lr=stage.rate, fused=on_gpu)
 
 
 def rate_at(stage: Stage, step: int) -> float:

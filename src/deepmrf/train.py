@@ -69,6 +69,8 @@ class _Run:
     best: float = 0.0
     writer: Any = None
     """TensorBoard's, where it is installed."""
+    kept: list[Tensor] = field(default_factory=list)
+    """The network's output of every training image, while the network stays as it is."""
 
 
 def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
@@ -159,12 +161,11 @@ def _augment(recipe: Recipe) -> Augment:
 def _cache(run: _Run) -> list[Tensor]:
     """The network's log-probabilities of every training image, in half precision."""
     network, progress = _network(run)
-    cached = []
-    for index in range(len(run.train)):
+    for index in range(len(run.kept), len(run.train)):
         image = torch.from_numpy(run.train[index][0]).permute(2, 0, 1)[None]
-        cached.append(network(image)[0].half().cpu())
+        run.kept.append(network(image)[0].half().cpu())
         progress(index + 1, len(run.train))
-    return cached
+    return run.kept
 
 
 def _network(run: _Run) -> tuple[Callable[[Tensor], Tensor], Callable[[int, int], None]]:
@@ -183,6 +184,8 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
     prepare(model, stage, recipe.seed, bool(recipe.start))
     if tensors:
         _load_models(run, tensors)
+    if "unary" in stage.learn:
+        run.kept = []
     weights = _class_weights(run, stage)
     on_gpu = accelerator.device.type == "cuda"
     optimiser = optimiser_of(model, stage)
@@ -193,6 +196,7 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
         torch.set_rng_state(tensors["random"].cpu())
     if on_gpu:
         model.unary.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    follow = _follower(run.average, model) if recipe.ema else None
     started, batches = time.time(), _batches(run, index, stage, first)
     for step in range(first, stage.steps):
         *inputs, target = next(batches)
@@ -209,8 +213,8 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
         if recipe.clip:
             accelerator.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], recipe.clip)
         prepared.step()
-        if recipe.ema:
-            _follow(run.average, model, min(recipe.ema, (1 + step) / (10 + step)))
+        if follow is not None:
+            follow(min(recipe.ema, (1 + step) / (10 + step)))
         _report(run, stage, step, loss, started, first)
         done = step + 1
         if recipe.evaluate_every and done % recipe.evaluate_every == 0 and done < stage.steps:
@@ -255,20 +259,24 @@ def _loss(log_q: Tensor, target: Tensor, weights: Tensor | None, stage: Stage, r
     return loss + stage.lovasz * lovasz(log_q.float(), target, ignore) if stage.lovasz else loss
 
 
-@torch.no_grad()
-def _follow(average: nn.Module, model: nn.Module, decay: float) -> None:
-    """Move the average a little towards the model; what is not learned is copied."""
+def _follower(average: nn.Module, model: nn.Module) -> Callable[[float], None]:
+    """Moves the average a little towards the model, given how much of it stays; what is not learned is copied."""
     target = model.state_dict()
     learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     moving: list[tuple[Tensor, Tensor]] = []
     fixed: list[tuple[Tensor, Tensor]] = []
     for name, value in average.state_dict().items():
         (moving if name in learned else fixed).append((value, target[name]))
-    # Hundreds of small tensors: one call each would take longer than the step itself on a GPU.
-    if moving:
-        torch._foreach_lerp_([a for a, _ in moving], [b for _, b in moving], 1 - decay)
-    if fixed:
-        torch._foreach_copy_([a for a, _ in fixed], [b for _, b in fixed])
+
+    @torch.no_grad()
+    def follow(decay: float) -> None:
+        # Hundreds of small tensors: one call each would take longer than the step itself on a GPU.
+        if moving:
+            torch._foreach_lerp_([a for a, _ in moving], [b for _, b in moving], 1 - decay)
+        if fixed:
+            torch._foreach_copy_([a for a, _ in fixed], [b for _, b in fixed])
+
+    return follow
 
 
 def _report(run: _Run, stage: Stage, step: int, loss: Tensor, started: float, first: int) -> None:

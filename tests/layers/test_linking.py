@@ -100,6 +100,17 @@ def linked_sum(q, rgb, kernel, window, weights, trajectory):
     return total
 
 
+def straight_sum(q, frames, weights, trajectory):
+    """sum over dt of weights[|dt| - 1] q[v, j'], j' being where j is dt frames on. q (L, T, H, W)"""
+    total = np.zeros_like(q)
+    for j in itertools.product(*map(range, q.shape[1:])):
+        for dt in range(-(frames // 2), frames - frames // 2):
+            there = trajectory(j, dt) if dt else None
+            if there is not None:
+                total[(slice(None), *j)] += weights[abs(dt) - 1] * q[(slice(None), *there)]
+    return total
+
+
 def distance(spacing, w1, w2):
     return lambda colour, *step: w1 * colour + w2 * sum((o * s) ** 2 for o, s in zip(step, spacing, strict=True))
 
@@ -139,9 +150,11 @@ def test_triple_penalty_over_true_trajectories(kernel, window, implementation, a
     q, gate = log_p.exp(), window[0] != 5
     penalty, d = layer(kernel, window, gate, temporal=True)
     penalty.frame_weights.copy_(torch.tensor([0.6, 0.3])[: len(penalty.frame_weights)])
+    penalty.link_weights.copy_(torch.tensor([1.7, -0.9])[: len(penalty.link_weights)])
     total = linked_sum(
         q[0].numpy(), image[0].numpy(), d, window, (1, *penalty.frame_weights.tolist()), SCENE.trajectory
     )
+    total += straight_sum(q[0].numpy(), window[0], penalty.link_weights.tolist(), SCENE.trajectory)
     links = Links.along(SCENE.flow(), torch.float64, (2, 2))
     with ops.use(implementation):
         actual = penalty(q, image, None, links)
@@ -384,6 +397,7 @@ def test_gradients_entry_by_entry(kernel, implementation, double_default):
     with torch.no_grad():
         mrf.label_contexts.weight.normal_()
         mrf.triple_penalty.frame_weights.fill_(0.6)
+        mrf.triple_penalty.link_weights.fill_(-0.7)
     log_p, image = torch.randn(1, 2, 3, 1, 3, requires_grad=True), (0.1 * torch.rand(1, 1, 3, 1, 3)).requires_grad_()
     flow = random_flow(1, 3, (1, 3), reach=0.4)
     names, values = zip(*mrf.named_parameters(), strict=True)
@@ -477,8 +491,10 @@ def test_inflated_it_learns_from_the_first_step(chosen, linked):
     optimiser = torch.optim.SGD(mrf.parameters(), lr=0.1)
     functional.nll_loss(mrf(log_p, image, random_flow(2, 4, (5, 6)) if linked else None), truth).backward()
     assert mrf.triple_penalty.frame_weights.grad.abs().min() > 1e-8
+    assert mrf.triple_penalty.link_weights.grad.abs().min() > 1e-8
     optimiser.step()
     assert mrf.triple_penalty.frame_weights.abs().min() > 0
+    assert mrf.triple_penalty.link_weights.abs().min() > 0
     if mrf.label_contexts is not None:
         assert mrf.label_contexts.weight[:, :, [0, 2]].abs().amax((0, 1, 3, 4)).min() > 0
 

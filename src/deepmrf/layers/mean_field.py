@@ -161,7 +161,7 @@ class MeanField(nn.Module):
         """A layer for clips (B, L, T, H, W) of this one for images, whose weights become its centre slice.
 
         Untrained, it gives every frame what this layer gives it, with a flow and without: other frames weigh nothing in
-        b12 (frame_weights = 0) and b13 (patterns are 0 there). Both learn from the first step on.
+        b12 (frame_weights = link_weights = 0) and b13 (patterns are 0 there). All learn from the first step on.
         window_frames, context_frames: how many frames b12 and b13 see; 2 is the frame and the one before it.
         frame_spacing: how many pixels of distance a frame is worth; time is no third direction of space, and nothing
         else says so. In the Gaussian kernel it only scales frame_weights, so it is learned anyway; in the distance
@@ -179,7 +179,8 @@ class MeanField(nn.Module):
             settings["context_size"] = [context_frames, *contexts.size]
         made = MeanField(**settings).to(old.scale)
         new = made.triple_penalty
-        new.load_state_dict(old.state_dict() | {"frame_weights": torch.zeros_like(new.frame_weights)})
+        nothing = torch.zeros_like(new.frame_weights)
+        new.load_state_dict(old.state_dict() | {"frame_weights": nothing, "link_weights": nothing})
         # What is averaged over, and the corner that distances are measured by, count the frames: take that out again.
         new.scale.mul_(old.share / new.share)
         if old.kernel == "distance":

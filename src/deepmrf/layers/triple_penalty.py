@@ -12,7 +12,10 @@ The factor q[v, j] is the gate; without it the sum stands alone. With `average`,
 pixels in the window, and distances by the distance to its corner, so that t is of order one whatever the window and
 every parameter starts near 1 (`weights` gives the paper's w1, w2 and b as they enter the sum).
 With `temporal`, the first axis is time, and pixels dt frames away weigh frame_weights[|dt| - 1] times as much, learned.
-With `links`, they are those on j's trajectory: linking.py. A frame's distance is the first of `spacing`, in pixels.
+With `links`, they are those around j's trajectory: linking.py. A frame's distance is the first of `spacing`, in pixels.
+The pixel on the trajectory itself, j moved by dt frames, is one of hundreds there, yet it shows the same thing as j; so
+it weighs more by link_weights[|dt| - 1], learned: scale link_weights[|dt| - 1] q[v, j moved] is added to t, divided by
+the number of frames with `average`.
 Functions and their slow references: ops/distance.py, ops/gaussian.py, ops/local.py.
 """
 
@@ -99,9 +102,11 @@ class TriplePenalty(nn.Module):
         self.share, self.per_distance = (1 / math.prod(self.window), 1 / corner) if self.average else (1.0, 1.0)
         self.largest = self.share * self.per_distance * math.prod(self.window) * corner
         """How much larger t can be than with `average`."""
+        self.link_share = 1 / self.window[0] if self.average else 1.0  # a frame of the window, as `share` is a pixel
         self.scale, self.shift = scalar(1), scalar(0)
         if self.temporal:
             self.frame_weights = nn.Parameter(torch.ones(max(reaches(self.window)[0])))  # of |dt| = 1, 2, ...
+            self.link_weights = nn.Parameter(torch.zeros_like(self.frame_weights))
         if self.kernel == "distance":
             self.colour, self.position = scalar(1), scalar(1)
         elif self.kernel == "gaussian":
@@ -129,28 +134,47 @@ class TriplePenalty(nn.Module):
             norms = self.norms(q, features, links)
         if links is None and not self.temporal:
             return self._penalty(q, features, norms)
-        return self._linked(q, features, norms, links or Links(q.shape[2]), self._penalty)
+        return self._linked(q, features, norms, links or Links(q.shape[2]), self._penalty, self.temporal)
 
     def _linked(
-        self, q: Tensor, features: Tensor, norms: Norms | None, links: Links, run: Callable[..., Tensor]
+        self,
+        q: Tensor,
+        features: Tensor,
+        norms: Norms | None,
+        links: Links,
+        run: Callable[..., Tensor],
+        straight: bool = False,
     ) -> Tensor:
-        """run(q, features, norms, frame) on the stack of each frame, for that frame. (B, L, T, H, W)"""
+        """run(q, features, norms, frame) on the stack of each frame, for that frame. (B, L, T, H, W)
+
+        straight: and what the pixels on the trajectory add.
+        """
         before, after = reach = links.reach(reaches(self.window)[0])
         if features.dtype == torch.uint8:
             features = features.to(q.dtype) / 255
         apart = torch.arange(-before, after + 1, device=q.device).abs()
 
         def one(span: slice) -> Tensor:
-            near = links.stack(q, reach, span)
+            near = weighed = links.stack(q, reach, span)
             if self.temporal:
                 weights = torch.cat([torch.ones_like(self.scale)[None], self.frame_weights])
-                near = near * weights[apart].view(-1, 1, 1)
+                weighed = near * weights[apart].view(-1, 1, 1)
             stacked = None
             if norms is not None:
                 stacked = tuple(None if n is None else links.stack(n, reach, span) for n in norms)
-            return run(near, links.stack(features, reach, span, keep=True), stacked, before)
+            found = run(weighed, links.stack(features, reach, span, keep=True), stacked, before)
+            return found + self._straight(near, before) if straight and before + after else found
 
         return links.over(q, (q.shape[1] + features.shape[1]) * len(apart), one)
+
+    def _straight(self, near: Tensor, frame: int) -> Tensor:
+        """What the stack's pixels at the same place add to t of one frame: (B, L, R, H, W) -> (B, L, H, W)."""
+        here = near[:, :, frame]
+        total = torch.zeros_like(here)
+        for at in range(near.shape[2]):
+            if at != frame:
+                total = total + self.link_weights[abs(at - frame) - 1] * near[:, :, at]
+        return self.scale * self.link_share * (here * total if self.gate else total)
 
     def _penalty(self, q: Tensor, features: Tensor, norms: Norms | None, frame: int | None = None) -> Tensor:
         """t at every pixel, or, in a stack of frames, at the pixels of one."""
