@@ -16,9 +16,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import deepmrf
 from deepmrf import models
 from deepmrf.cli import app
+from deepmrf.cli import predict as cli_predict
 from deepmrf.data.labels import ANIMALS
+from deepmrf.ops import backends
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -68,6 +71,27 @@ def test_one_picture(type_in):
         assert (made.mode, made.size) == ("P", (60, 40))
     with Image.open("segmented/cat_overlay.jpg") as made:
         assert made.size == (60, 40)
+
+
+@pytest.mark.parametrize(
+    ("kept", "images", "options", "expected"),
+    [
+        (False, 1, {}, "torch"),
+        (True, 1, {}, None),  # the kernels are there
+        (False, 2, {}, None),  # it pays to compile them
+        (False, 1, {"tile": 64}, None),
+    ],
+)
+def test_the_first_picture_waits_for_no_compiler(kept, images, options, expected, tmp_path, monkeypatch, model_folder):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(backends, "_forced", None)
+    if kept:
+        (tmp_path / "ops_1").mkdir()
+        (tmp_path / "ops_1" / "gaussian_numba_kernels.finish-283.py311.nbi").touch()
+    segmenter = deepmrf.load(str(model_folder), device="cpu", **options)
+    with cli_predict._kernels(segmenter, images):
+        assert backends._forced == expected
+    assert backends._forced is None
 
 
 def test_out_may_be_the_label_map(type_in):

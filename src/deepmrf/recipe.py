@@ -84,7 +84,8 @@ class ClipsRecipe:
     motion: float = 0.0
     """Above 0, clips are made of single labelled images that move by up to so many pixels a frame."""
     flicker: float = 0.0
-    """How much exposure, sharpness and noise of such frames differ, from 0 to 1."""
+    """How much exposure, sharpness and noise of such frames differ. 1 is a bad camera; more gives a network that was
+    trained on these very images something to get wrong."""
     count: int = 0
     """How many such clips there are where the network's output is kept; 0 for one per image."""
     window: int = 3
@@ -209,10 +210,10 @@ def _check_clips(clips: ClipsRecipe) -> None:
     for key in ("frames", "stride", "window", "contexts"):
         if getattr(clips, key) < 1:
             raise RecipeError(f"clips.{key}={getattr(clips, key)} must be at least 1.")
-    if clips.motion < 0 or clips.count < 0 or not 0 <= clips.flicker <= 1:
+    if clips.motion < 0 or clips.count < 0 or not 0 <= clips.flicker <= 10:
         raise RecipeError(
             f"clips.motion={clips.motion}, count={clips.count} and flicker={clips.flicker} must be at least 0, "
-            "and flicker at most 1."
+            "and flicker at most 10."
         )
     if clips.flow == "exact" and not clips.motion:
         raise RecipeError("clips.flow='exact' is the flow of moved stills: set clips.motion, or flow='dis'.")

@@ -82,7 +82,7 @@ def test_one_frame_without_motion_is_a_clip_too():
     assert camera(np.random.default_rng(0), (1, 1), 2, 0.0).shape == (2, 3, 3)
 
 
-@pytest.mark.parametrize("wrong", [{"frames": 0}, {"motion": -1.0}, {"flicker": 2.0}, {"motion": float("nan")}])
+@pytest.mark.parametrize("wrong", [{"frames": 0}, {"motion": -1.0}, {"flicker": 20.0}, {"motion": float("nan")}])
 def test_bad_settings_say_what_is_needed(wrong):
     settings = {"frames": 3, "motion": 4.0, "flicker": 0.0} | wrong
     with pytest.raises(ValueError, match="at least"):

@@ -6,7 +6,7 @@ import json
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 2.0
 """Seconds of work before a progress bar appears."""
+SMALL_WINDOW = 31
+"""Pixels of a window's side up to which plain PyTorch does an image in a second or two."""
 LISTED = 20
 """Files that are named in a list of failures; the rest is counted."""
 
@@ -203,10 +205,21 @@ def _run(
     pictures, folder = as_file(pictures, out)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder for the results with --out.")
-    with _bar(console, len(pictures)) as progress:
+    with _bar(console, len(pictures)) as progress, _kernels(segmenter, len(pictures)):
         report = run(segmenter, pictures, folder, Options(overlay, probabilities, overwrite, batch), progress)
     report.failed[:0] = missing
     return report
+
+
+def _kernels(segmenter: Segmenter, images: int) -> AbstractContextManager[None]:
+    """Plain PyTorch for the very first image: compiling kernels would take ten seconds, and it needs one or two."""
+    from deepmrf import ops
+    from deepmrf.ops.numba_support import compiled_before
+
+    fields = [model.mean_field for model in segmenter.models if model.mean_field is not None]
+    small = all(max(field.triple_penalty.window) <= SMALL_WINDOW for field in fields)
+    single = images == 1 and segmenter.tile is None and segmenter.device.type == "cpu"
+    return ops.use("torch") if single and small and not compiled_before() else nullcontext()
 
 
 @contextmanager

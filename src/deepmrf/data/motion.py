@@ -34,11 +34,11 @@ def moved(
     """A clip of `frames` from an image (H, W, 3) and its mask (H, W), with its exact flow.
 
     No pixel moves farther than `motion` pixels from one frame to the next. flicker: how much exposure, sharpness and
-    noise differ between frames, from 0 to 1. What comes from outside the picture is void and linked to nothing.
+    noise differ between frames; 1 is a bad camera. What comes from outside the picture is void and linked to nothing.
     """
-    if frames < 1 or not motion >= 0 or not 0 <= flicker <= 1:
+    if frames < 1 or not motion >= 0 or not 0 <= flicker <= 10:
         raise ValueError(
-            f"frames={frames}, motion={motion} and flicker={flicker} must be at least 1, at least 0, and 0 to 1."
+            f"frames={frames}, motion={motion} and flicker={flicker} must be at least 1, at least 0, and 0 to 10."
         )
     if image.shape != (*mask.shape, 3) or image.dtype != np.uint8:
         raise ValueError(f"image has shape {image.shape}, mask {mask.shape}: pass uint8 (H, W, 3) and (H, W).")
@@ -106,9 +106,10 @@ def _flickering(random: np.random.Generator, frame: Tensor, flicker: float) -> T
         return frame
     deviation = SOFTNESS * flicker * softness
     if deviation > 0.2:
-        taps = torch.exp(-(torch.arange(-3, 4) ** 2) / (2 * deviation**2))
+        far = max(3, math.ceil(2 * deviation))
+        taps = torch.exp(-(torch.arange(-far, far + 1) ** 2) / (2 * deviation**2))
         taps = taps / taps.sum()
-        padded = functional.pad(frame[:, None], (3, 3, 3, 3), mode="replicate")
-        frame = functional.conv2d(functional.conv2d(padded, taps.view(1, 1, 7, 1)), taps.view(1, 1, 1, 7))[:, 0]
+        padded = functional.pad(frame[:, None], (far,) * 4, mode="replicate")
+        frame = functional.conv2d(functional.conv2d(padded, taps.view(1, 1, -1, 1)), taps.view(1, 1, 1, -1))[:, 0]
     grain = torch.randn(frame.shape, generator=torch.Generator().manual_seed(seed))
     return frame * (1 + EXPOSURE * flicker * exposure) + NOISE * flicker * noise * grain

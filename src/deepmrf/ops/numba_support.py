@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -29,6 +30,16 @@ _pool_size = 0
 def available() -> bool:
     """Is numba installed? Asked without importing it, which takes most of a second."""
     return importlib.util.find_spec("numba") is not None
+
+
+def compiled_before() -> bool:
+    """Did an earlier process leave compiled kernels on the disk? Found out without importing numba.
+
+    A place of numba's that is not looked at makes this False, never True.
+    """
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    place = Path(chosen) if chosen else Path(__file__).parent / "__pycache__"
+    return available() and next(place.glob("**/gaussian_numba_kernels.*.nbi"), None) is not None
 
 
 def _compile(function: Function, fastmath: set[str]) -> Function:
