@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from typer.testing import CliRunner
 
-from deepmrf import checkpoint
+from deepmrf import checkpoint, train
 from deepmrf.cli import app
 from deepmrf.dpn import DeepParsingNetwork, load
 
@@ -112,6 +113,34 @@ def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
     assert several.exit_code == 0, several.output
     facts = json.loads((tmp_path / "several" / "scores.json").read_text())
     assert (facts["scales"], facts["flip"], len(facts["models"])) == ([0.75, 1.0], True, 2)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_without_a_finite_gradient_is_left_out(recipe, tmp_path, monkeypatch, fused):
+    real_loss, real_optimiser, calls = train._loss, train.optimiser_of, []
+
+    def loss(*arguments):
+        calls.append(1)
+        return real_loss(*arguments) * (math.nan if len(calls) == 5 else 1)
+
+    def optimiser(*arguments):
+        groups = [{key: g[key] for key in ("params", "lr")} for g in real_optimiser(*arguments).param_groups]
+        return torch.optim.AdamW(groups, fused=fused)
+
+    monkeypatch.setattr(train, "_loss", loss)
+    monkeypatch.setattr(train, "optimiser_of", optimiser)
+    result = type_in("train", recipe, "-o", tmp_path / "run", *SHORT)
+    assert result.exit_code == 0, result.output
+    assert "1 of the steps of stage unary had no finite gradient and were left out." in " ".join(result.output.split())
+    assert all(torch.isfinite(value.float()).all() for value in weights(tmp_path / "run").values())
+
+
+def test_nothing_but_nan_ends_a_run(recipe, tmp_path, monkeypatch):
+    real = train._loss
+    monkeypatch.setattr(train, "_loss", lambda *arguments: real(*arguments) * math.nan)
+    result = type_in("train", recipe, "-o", tmp_path / "run", *SHORT)
+    assert result.exit_code != 0
+    assert "lower its rate" in " ".join(result.output.split()) + str(result.exception)
 
 
 @pytest.mark.parametrize("step", [0, 3, 14])

@@ -7,6 +7,7 @@ model/ (the result), TensorBoard's events and curves.png. Started again with `re
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -36,6 +37,8 @@ from deepmrf.samples import CachedCrops, Crops, Images, Order, Share, one_thread
 from deepmrf.stages import Pass, optimiser_of, over_clips, plan, prepare, rate_at, uses_cache
 from deepmrf.start import build
 
+PATIENCE = 3
+"""How often in a row the loss may be found NaN, of every tenth step, before a run gives up."""
 STATE, METRICS, RESOLVED = "state.safetensors", "metrics.json", "recipe.json"
 
 
@@ -69,6 +72,8 @@ class _Run:
     best: float = 0.0
     writer: Any = None
     """TensorBoard's, where it is installed."""
+    lost: int = 0
+    """How often in a row the loss that was looked at was NaN."""
     kept: list[Tensor] = field(default_factory=list)
     """The network's output of every training image, while the network stays as it is."""
 
@@ -197,6 +202,8 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
     if on_gpu:
         model.unary.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     follow = _follower(run.average, model) if recipe.ema else None
+    learned = [p for p in model.parameters() if p.requires_grad]
+    left_out = torch.zeros((), device=accelerator.device)
     started, batches = time.time(), _batches(run, index, stage, first)
     for step in range(first, stage.steps):
         *inputs, target = next(batches)
@@ -210,9 +217,8 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
         loss = _loss(log_q, target, weights, stage, run)
         prepared.zero_grad()
         accelerator.backward(loss)
-        if recipe.clip:
-            accelerator.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], recipe.clip)
-        prepared.step()
+        norm = accelerator.clip_grad_norm_(learned, recipe.clip or math.inf)
+        left_out += _step(prepared, optimiser, norm)
         if follow is not None:
             follow(min(recipe.ema, (1 + step) / (10 + step)))
         _report(run, stage, step, loss, started, first)
@@ -223,12 +229,28 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
             _save_state(run, index, done, optimiser)
     if recipe.ema:
         model.load_state_dict(run.average.state_dict())
+    if left_out:
+        run.watch.said(f"{int(left_out)} of the steps of stage {stage.name} had no finite gradient and were left out.")
     run.scores[stage.name] = _evaluate(run, stage.name)
     if "unary" in stage.learn and len(stage.learn) > 1:  # what the MRF gives the network that learned to lean on it
         alone = f"{stage.name}, network alone"
         run.scores[alone] = _evaluate(run, alone, alone=True)
     accelerator.free_memory()
     _save_state(run, index + 1, 0, None)
+
+
+def _step(prepared: Any, optimiser: torch.optim.Optimizer, norm: Tensor) -> Tensor:
+    """Step unless the gradient, of this norm, has something infinite or NaN in it; 1 if the step was left out, else 0.
+
+    One such gradient would make every weight NaN. A fused optimiser is told on the GPU, so that nobody waits for it.
+    """
+    bad = (~torch.isfinite(norm)).float()
+    if optimiser.defaults.get("fused"):
+        optimiser.found_inf = bad  # type: ignore[attr-defined]
+        prepared.step()
+    elif not bad:
+        prepared.step()
+    return bad
 
 
 def _full_rates(stage: Stage, optimiser: torch.optim.Optimizer) -> list[float]:
@@ -284,8 +306,9 @@ def _report(run: _Run, stage: Stage, step: int, loss: Tensor, started: float, fi
     if step % 10 and not last:
         return
     value = float(loss.detach())
-    if value != value:
-        raise FloatingPointError(f"The loss of stage {stage.name} is NaN at step {step}: lower its rate.")
+    run.lost = run.lost + 1 if value != value else 0
+    if run.lost == PATIENCE:
+        raise FloatingPointError(f"The loss of stage {stage.name} is NaN again at step {step}: lower its rate.")
     run.history.append({"stage": stage.name, "step": step, "loss": value})
     if run.writer is not None:
         run.writer.add_scalar(f"{stage.name}/loss", value, step)
