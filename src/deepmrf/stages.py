@@ -1,12 +1,14 @@
-"""Stages: which part of the model one runs, opens and steps, and how fast.
+"""Stages: which part of the model one runs, opens and steps, how fast, and how an average of it follows.
 
 The paper's four: the network (b1 to b11), the triple penalty (b12), the label contexts (b13, b14), then all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,3 +115,37 @@ def rate_at(stage: Stage, step: int) -> float:
         return (step + 1) / stage.warmup
     left = (stage.steps - step) / max(stage.steps - stage.warmup, 1)
     return float(left**stage.power)
+
+
+def step_unless_bad(prepared: Any, optimiser: torch.optim.Optimizer, norm: Tensor) -> Tensor:
+    """Step unless the gradient, of this norm, has something infinite or NaN in it; 1 if the step was left out, else 0.
+
+    One such gradient would make every weight NaN. A fused optimiser is told on the GPU, so that nobody waits for it.
+    """
+    bad = (~torch.isfinite(norm)).float()
+    if optimiser.defaults.get("fused"):
+        optimiser.found_inf = bad  # type: ignore[attr-defined]
+        prepared.step()
+    elif not bad:
+        prepared.step()
+    return bad
+
+
+def follower(average: nn.Module, model: nn.Module) -> Callable[[float], None]:
+    """Moves the average a little towards the model, given how much of it stays; what is not learned is copied."""
+    target = model.state_dict()
+    learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    moving: list[tuple[Tensor, Tensor]] = []
+    fixed: list[tuple[Tensor, Tensor]] = []
+    for name, value in average.state_dict().items():
+        (moving if name in learned else fixed).append((value, target[name]))
+
+    @torch.no_grad()
+    def follow(decay: float) -> None:
+        # Hundreds of small tensors: one call each would take longer than the step itself on a GPU.
+        if moving:
+            torch._foreach_lerp_([a for a, _ in moving], [b for _, b in moving], 1 - decay)
+        if fixed:
+            torch._foreach_copy_([a for a, _ in fixed], [b for _, b in fixed])
+
+    return follow

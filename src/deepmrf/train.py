@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from deepmrf import checkpoint
@@ -34,7 +34,7 @@ from deepmrf.metrics import Scores
 from deepmrf.predict import predictor
 from deepmrf.recipe import Recipe, RecipeError, Stage, from_dict, to_dict
 from deepmrf.samples import CachedCrops, Crops, Images, Order, Share, one_thread
-from deepmrf.stages import Pass, optimiser_of, over_clips, plan, prepare, rate_at, uses_cache
+from deepmrf.stages import Pass, follower, optimiser_of, over_clips, plan, prepare, rate_at, step_unless_bad, uses_cache
 from deepmrf.start import build
 
 PATIENCE = 3
@@ -201,7 +201,7 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
         torch.set_rng_state(tensors["random"].cpu())
     if on_gpu:
         model.unary.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    follow = _follower(run.average, model) if recipe.ema else None
+    follow = follower(run.average, model) if recipe.ema else None
     learned = [p for p in model.parameters() if p.requires_grad]
     left_out = torch.zeros((), device=accelerator.device)
     started, batches = time.time(), _batches(run, index, stage, first)
@@ -218,7 +218,7 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
         prepared.zero_grad()
         accelerator.backward(loss)
         norm = accelerator.clip_grad_norm_(learned, recipe.clip or math.inf)
-        left_out += _step(prepared, optimiser, norm)
+        left_out += step_unless_bad(prepared, optimiser, norm)
         if follow is not None:
             follow(min(recipe.ema, (1 + step) / (10 + step)))
         _report(run, stage, step, loss, started, first)
@@ -237,20 +237,6 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
         run.scores[alone] = _evaluate(run, alone, alone=True)
     accelerator.free_memory()
     _save_state(run, index + 1, 0, None)
-
-
-def _step(prepared: Any, optimiser: torch.optim.Optimizer, norm: Tensor) -> Tensor:
-    """Step unless the gradient, of this norm, has something infinite or NaN in it; 1 if the step was left out, else 0.
-
-    One such gradient would make every weight NaN. A fused optimiser is told on the GPU, so that nobody waits for it.
-    """
-    bad = (~torch.isfinite(norm)).float()
-    if optimiser.defaults.get("fused"):
-        optimiser.found_inf = bad  # type: ignore[attr-defined]
-        prepared.step()
-    elif not bad:
-        prepared.step()
-    return bad
 
 
 def _full_rates(stage: Stage, optimiser: torch.optim.Optimizer) -> list[float]:
@@ -279,26 +265,6 @@ def _loss(log_q: Tensor, target: Tensor, weights: Tensor | None, stage: Stage, r
         count = run.accelerator.reduce(count, "mean")  # gradients are averaged over processes, so counts are too
     loss = total / count.clamp_min(1.0)
     return loss + stage.lovasz * lovasz(log_q.float(), target, ignore) if stage.lovasz else loss
-
-
-def _follower(average: nn.Module, model: nn.Module) -> Callable[[float], None]:
-    """Moves the average a little towards the model, given how much of it stays; what is not learned is copied."""
-    target = model.state_dict()
-    learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    moving: list[tuple[Tensor, Tensor]] = []
-    fixed: list[tuple[Tensor, Tensor]] = []
-    for name, value in average.state_dict().items():
-        (moving if name in learned else fixed).append((value, target[name]))
-
-    @torch.no_grad()
-    def follow(decay: float) -> None:
-        # Hundreds of small tensors: one call each would take longer than the step itself on a GPU.
-        if moving:
-            torch._foreach_lerp_([a for a, _ in moving], [b for _, b in moving], 1 - decay)
-        if fixed:
-            torch._foreach_copy_([a for a, _ in fixed], [b for _, b in fixed])
-
-    return follow
 
 
 def _report(run: _Run, stage: Stage, step: int, loss: Tensor, started: float, first: int) -> None:
