@@ -76,10 +76,13 @@ def test_one_picture(type_in):
 @pytest.mark.parametrize(
     ("kept", "images", "options", "expected"),
     [
-        (False, 1, {}, "torch"),
-        (True, 1, {}, None),  # the kernels are there
-        (False, 2, {}, None),  # it pays to compile them
+        (False, 1, {"size": 256}, "torch"),
+        (True, 1, {"size": 256}, None),  # the kernels are there
+        (False, 2, {"size": 256}, None),  # it pays to compile them
         (False, 1, {"tile": 64}, None),
+        (False, 1, {"size": 0}, None),  # as large as it is
+        (False, 1, {"size": 4000}, None),
+        (False, 1, {"size": 256, "scales": (1.0, 2.0)}, None),
     ],
 )
 def test_the_first_picture_waits_for_no_compiler(kept, images, options, expected, tmp_path, monkeypatch, model_folder):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 2.0
 """Seconds of work before a progress bar appears."""
-SMALL_WINDOW = 31
-"""Pixels of a window's side up to which plain PyTorch does an image in a second or two."""
+SMALL_WINDOW, SMALL_IMAGE = 31, 1024
+"""Pixels of a side, of windows and of images, up to which plain PyTorch does an image in a few seconds."""
 LISTED = 20
 """Files that are named in a list of failures; the rest is counted."""
 
@@ -218,8 +218,9 @@ def _kernels(segmenter: Segmenter, images: int) -> AbstractContextManager[None]:
 
     fields = [model.mean_field for model in segmenter.models if model.mean_field is not None]
     small = all(max(field.triple_penalty.window) <= SMALL_WINDOW for field in fields)
-    single = images == 1 and segmenter.tile is None and segmenter.device.type == "cpu"
-    return ops.use("torch") if single and small and not compiled_before() else nullcontext()
+    shrunk = segmenter.size is not None and segmenter.size <= SMALL_IMAGE and segmenter.scales == (1.0,)
+    single = images == 1 and segmenter.device.type == "cpu"
+    return ops.use("torch") if single and small and shrunk and not compiled_before() else nullcontext()
 
 
 @contextmanager
