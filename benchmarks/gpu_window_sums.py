@@ -4,8 +4,8 @@ With two more numbers, I N, it takes every N-th step from the I-th on: so severa
 Checks compare with plain torch in float64, every output buffer filled with NaN beforehand. Times are medians by CUDA
 events, preparation included, in three ways: forward, keeping and backward are CUDA graphs of the launches replayed, so
 that Python plays no part; `queued` is ten calls of the operator in a row, as inside a network; `alone` is one call of
-the operator on an idle GPU, as `deepmrf bench` measures: the time until Python has launched everything counts. Every
-step stands alone: an error is printed and the next one runs.
+the operator on an idle GPU: the time until Python has launched everything counts. Every step stands alone: an error is
+printed and the next one runs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from deepmrf.ops import distance, distance_penalty, distance_triton, gaussian, g
 
 BUDGET = 110.0
 """Seconds after which no further variant starts."""
+WARM_S = 0.03
+"""Seconds of calls before the first that counts."""
 BIG = (10, 21, 512, 512)
 START = time.perf_counter()
 report: dict[str, Any] = {"date": "", "device": "", "versions": {}, "checks": [], "times": [], "errors": []}
@@ -76,8 +78,10 @@ def poisoned() -> Iterator[None]:
 
 def milliseconds(call: Callable[[], Any], repeats: int = 15, queued: int = 1) -> float:
     """Median time of a call, `queued` of them at a time."""
-    for _ in range(3):
+    start_s = time.perf_counter()
+    while time.perf_counter() - start_s < WARM_S:  # the clock rises
         call()
+        torch.cuda.synchronize()
     times = []
     for _ in range(repeats):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

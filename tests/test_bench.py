@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -162,9 +163,33 @@ def test_memory_is_what_was_live_and_the_same_every_time():
 def test_every_case_is_repeated_however_long_it_takes(monkeypatch):
     settings = quick(scaling=False, memory=False)
     row = Row(settings.case("b12", "distance"))
-    monkeypatch.setattr(measure, "one_time", lambda call, device: 100.0)
+    monkeypatch.setattr(measure, "one_time", lambda call, device, calls=1: 100.0)
     measure.time_rows([row], cases.Pool(), measure.Effort(), lambda _: None)
     assert len(row.repeats_s) == measure.Effort().enough
+
+
+def test_a_repeat_may_be_a_queue_of_calls_and_is_the_time_of_one():
+    calls = []
+    seconds = measure.one_time(lambda: calls.append(time.sleep(0.01)), "cpu", calls=4)
+    assert len(calls) == 4
+    assert 0.01 <= seconds < 0.04
+
+
+def test_queues_are_long_for_quick_calls_and_short_for_slow_ones(monkeypatch):
+    row = Row(quick().case("b12", "distance"), first_s=0.5)
+    for spent, queued in ((1e-5, measure.LONGEST_QUEUE), (5e-4, 40), (0.3, 1)):
+        monkeypatch.setattr(measure, "one_time", lambda call, device, spent=spent: spent)
+        measure._queue(row, lambda: None)
+        assert (row.alone_s, row.queued) == (spent, queued)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_calls_are_timed_in_queues():
+    settings = Settings.of("cuda", quick=True, scaling=False, memory=False)
+    row = Row(settings.case("b12", "distance"))
+    measure.time_rows([row], cases.Pool(), measure.Effort(rounds=1, enough=1), lambda _: None)
+    assert row.queued > 1
+    assert 0 < row.seconds <= 1.5 * row.alone_s
 
 
 def test_repeats_that_differ_are_called_noisy():

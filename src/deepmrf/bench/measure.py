@@ -1,6 +1,8 @@
 """Times and peak memory of cases.
 
-Times: a warm-up, then the cases take turns, so that whatever else the machine does falls on all of them alike.
+Times: a warm-up, then the cases take turns, so that whatever else the machine does falls on all of them alike. On CUDA
+a repeat is a queue of calls, as in a training or on a folder of images; one call on an idle GPU, which has slowed
+down and waits for Python, is timed apart (`alone_s`).
 Memory: what a call takes beyond its inputs, its result included. On CUDA the allocator tells; on the CPU a fresh
 process makes the inputs, does a small call first (compilers and libraries take memory once) and reads the kernel's
 high-water mark around the real one.
@@ -30,6 +32,8 @@ Notify = Callable[[str], None]
 """Called with a few words at every step of a run."""
 
 
+QUEUE_S, LONGEST_QUEUE, ALONE = 0.02, 64, 7
+"""On CUDA: how long a queue of calls should last, how many it may hold, and how often a call is timed alone."""
 NOISY = 0.2
 """A spread beyond this is marked: something else was running."""
 
@@ -46,6 +50,10 @@ class Row:
     note: str = ""
     factor: float = 1.0
     first_s: float | None = None
+    alone_s: float | None = None
+    """On CUDA: one call on an idle GPU, Python included; the median of a few."""
+    queued: int = 1
+    """Calls in a repeat, whose time is divided by it."""
     repeats_s: list[float] = field(default_factory=list)
     q_bytes: int = 0
     peak_bytes: int | None = None
@@ -89,19 +97,27 @@ class Effort:
     """Repeats per turn of a case that is quick."""
 
 
-def one_time(call: Call, device: str) -> float:
-    """Seconds of one call: CUDA events on a GPU, the clock elsewhere."""
+def one_time(call: Call, device: str, calls: int = 1) -> float:
+    """Seconds of one call of several in a row: CUDA events on a GPU, the clock elsewhere."""
     if device != "cuda":
         start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - start) / calls
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     begin.record()
-    call()
+    for _ in range(calls):
+        call()
     end.record()
     torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+    return float(begin.elapsed_time(end)) / 1e3 / calls
+
+
+def _queue(row: Row, call: Call) -> None:
+    """On CUDA: time the call alone, and find how many make a queue."""
+    row.alone_s = median(one_time(call, row.case.device) for _ in range(ALONE if (row.first_s or 0) < 1 else 1))
+    row.queued = max(1, min(LONGEST_QUEUE, int(QUEUE_S / row.alone_s)))
 
 
 def _warm_up(row: Row, pool: Pool, notify: Notify) -> Prepared | None:
@@ -114,6 +130,8 @@ def _warm_up(row: Row, pool: Pool, notify: Notify) -> Prepared | None:
         row.first_s = one_time(prepared.call, row.case.device)
         if row.first_s < 2:
             prepared.call()  # caches and clocks settle on the second
+        if row.case.device == "cuda":
+            _queue(row, prepared.call)
     except Unavailable as error:
         row.skipped = str(error)
         return None
@@ -135,8 +153,10 @@ def time_rows(rows: Sequence[Row], pool: Pool, effort: Effort, notify: Notify) -
             # Never a single repeat, however long: on a busy machine one call may take several times its due.
             if spent > effort.budget_s and len(row.repeats_s) >= effort.enough:
                 continue
+            if row.queued > 1:
+                one_time(one.call, row.case.device, row.queued)  # the clock rises
             for _ in range(effort.burst):
-                row.repeats_s.append(one_time(one.call, row.case.device))
+                row.repeats_s.append(one_time(one.call, row.case.device, row.queued))
                 if row.repeats_s[-1] * effort.rounds * effort.burst > effort.budget_s:
                     break
 

@@ -101,6 +101,8 @@ def row_as_dict(row: Row, results: Results) -> dict[str, Any]:
         "noisy": row.noisy,
         "repeats_s": row.repeats_s,
         "first_call_s": row.first_s,
+        "alone_s": row.alone_s,
+        "queued": row.queued,
         "extrapolated_by": row.factor,
         "times_faster_than_baseline": results.times_faster(row) if row.axis == "table" else None,
         "over_forward": results.over_forward(row) if row.axis == "table" else None,

@@ -116,6 +116,7 @@ def _note(row: Row, results: Results) -> str:
     parts = [
         "NOISY" if row.noisy else "",
         f"{ratio:.1f} x its forward pass" if ratio else "",
+        f"one call alone: {_seconds(row.alone_s)}" if row.queued > 1 else "",
         row.note,
         row.skipped and f"skipped: {row.skipped}",
     ]

@@ -157,13 +157,34 @@ def _smallest(
 
 
 @triton.jit
+def _operands(
+    a_ptrs, b_ptrs, a_desc, b_desc, first, step, group, columns_in,
+    GROUP: tl.constexpr, CHANNELS: tl.constexpr, SHIFTS: tl.constexpr, STEPS_ROW: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TMA_A: tl.constexpr, TMA_B: tl.constexpr,
+):  # fmt: skip
+    """What a step multiplies: (BLOCK_M, BLOCK_K) of the buffer and (BLOCK_N, BLOCK_K) of the filters."""
+    down = step // STEPS_ROW * GROUP * columns_in
+    along = step % STEPS_ROW * BLOCK_K
+    if TMA_A:
+        pixel = first.to(tl.int32) + down
+        a = a_desc.load([pixel // SHIFTS, pixel % SHIFTS * CHANNELS + along])
+    else:
+        a = tl.load(a_ptrs + (down * CHANNELS + along))
+    if TMA_B:
+        b = b_desc.load([(group * STEPS + step) * BLOCK_N, 0])
+    else:
+        b = tl.load(b_ptrs + step * (BLOCK_N * BLOCK_K))
+    return a, b
+
+
+@triton.jit
 def correlate(
     buffer, packed, a_desc, b_desc, bits_x, bits_w, bias, log_p, out, active,
     height, width, rows_in, columns_in, tiles,
     OUTPUTS: tl.constexpr, LABELS: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr,
     SHIFTS: tl.constexpr, STEPS_ROW: tl.constexpr, STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, LOG: tl.constexpr, GROUPS: tl.constexpr, MODE: tl.constexpr,
-    TMA_A: tl.constexpr, TMA_B: tl.constexpr, STAGES: tl.constexpr,
+    TMA_A: tl.constexpr, TMA_B: tl.constexpr, STAGES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The products of every stretch of the buffer with the filters, and what follows them by MODE.
 
@@ -180,19 +201,24 @@ def correlate(
     a_ptrs = buffer + first * CHANNELS + (m[:, None] * (SHIFTS * CHANNELS) + k[None, :])
     b_ptrs = packed + group * (STEPS * BLOCK_N * BLOCK_K) + (n[:, None] * BLOCK_K + k[None, :])
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        down = step // STEPS_ROW * GROUP * columns_in
-        along = step % STEPS_ROW * BLOCK_K
-        if TMA_A:
-            pixel = first.to(tl.int32) + down
-            a = a_desc.load([pixel // SHIFTS, pixel % SHIFTS * CHANNELS + along])
-        else:
-            a = tl.load(a_ptrs + (down * CHANNELS + along))
-        if TMA_B:
-            b = b_desc.load([(group * STEPS + step) * BLOCK_N, 0])
-        else:
-            b = tl.load(b_ptrs + step * (BLOCK_N * BLOCK_K))
-        acc = tl.dot(a, b.T, acc)
+    if CHUNK == 0:
+        for step in tl.range(0, STEPS, num_stages=STAGES):
+            a, b = _operands(
+                a_ptrs, b_ptrs, a_desc, b_desc, first, step, group, columns_in, GROUP, CHANNELS, SHIFTS, STEPS_ROW,
+                STEPS, BLOCK_N, BLOCK_K, TMA_A, TMA_B,
+            )  # fmt: skip
+            acc = tl.dot(a, b.T, acc)
+    else:
+        # Matrix units cut off what does not fit a sum instead of rounding it: long sums are made of short ones.
+        for start in range(0, STEPS, CHUNK):
+            part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for step in tl.range(start, tl.minimum(start + CHUNK, STEPS), num_stages=STAGES):
+                a, b = _operands(
+                    a_ptrs, b_ptrs, a_desc, b_desc, first, step, group, columns_in, GROUP, CHANNELS, SHIFTS, STEPS_ROW,
+                    STEPS, BLOCK_N, BLOCK_K, TMA_A, TMA_B,
+                )  # fmt: skip
+                part = tl.dot(a, b.T, part)
+            acc += part
 
     _, down_x = _power(bits_x)
     _, down_w = _power(bits_w)

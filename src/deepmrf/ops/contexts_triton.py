@@ -41,6 +41,8 @@ _SMALLEST_WORK = 4e9
 """Multiplications below which cuDNN's single launch beats our five."""
 _SLOTS = 16
 """Groups of eight columns in the widest tile: also the most patterns of one label."""
+CHUNK = 16
+"""Steps of a short sum where numbers are split in two."""
 ROWS = (64, 8)
 """Pixels of a line, and warps, of a program that lays out rows."""
 ROWS_SPREAD = (32, 4)
@@ -51,9 +53,8 @@ def set_precision(name: str) -> None:
     """How t and the filters are rounded before they are multiplied; sums are always in float32.
 
     "fp16" (error about 3e-4 of the result, as TF32), "bf16" (3e-3), "fp16x3" (each number as the sum of two float16,
-    three products: under 1e-5 up to some 3,000 terms a sum, and growing with them: 4e-5 at 12,150; three times
-    the work, gradients by cuDNN), or "auto", the default: "fp16", or "fp16x3" for
-    float32 when torch.backends.cudnn.allow_tf32 is off.
+    three products: under 1e-5; three times the work, gradients by cuDNN), or "auto", the default: "fp16", or "fp16x3"
+    for float32 when torch.backends.cudnn.allow_tf32 is off.
     """
     global _precision
     if name not in _PRECISIONS:
@@ -115,13 +116,17 @@ def _suits(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> bool:
 
 @dataclass(frozen=True)
 class Tile:
-    """How one product is cut and run: rows per program, warps, steps in flight, operands brought by the copy engine."""
+    """How one product is cut and run: rows per program, warps, steps in flight, operands brought by the copy engine.
+
+    chunk: steps that matrix units sum by themselves, as they do not round; 0 for all.
+    """
 
     block_m: int = 256
     warps: int = 8
     stages: int = 3
     tma_a: bool = False
     tma_b: bool = False
+    chunk: int = 0
 
 
 @dataclass(frozen=True)
@@ -236,10 +241,13 @@ def _roomy(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) in ((8, 0), (9, 0), (10, 0), (10, 3))
 
 
-def _tile(plan: _Plan, x: Tensor) -> Tile:
+def _tile(plan: _Plan, x: Tensor, copies: int = 1) -> Tile:
     """The default tile for a tensor: smaller where large ones would leave multiprocessors idle."""
+    chunk = CHUNK if copies > 1 else 0
     if _interpreted():
-        return Tile(block_m=128, warps=4, stages=1)
+        return Tile(block_m=128, warps=4, stages=1, chunk=chunk)
+    if chunk:  # two sums share the registers
+        return Tile(block_m=64, warps=4, stages=3 if _roomy(x.device) else 2, chunk=chunk)
     if not _roomy(x.device):
         return Tile(block_m=128, warps=4, stages=2)
     rows = x.shape[0] * x.shape[2] * x.shape[3] // plan.shifts * plan.groups
@@ -287,7 +295,7 @@ def _correlate(
         SHIFTS=plan.shifts, STEPS_ROW=plan.steps_row, STEPS=plan.steps, BLOCK_M=tile.block_m, BLOCK_N=plan.block_n,
         BLOCK_K=plan.block_k, LOG=(plan.block_n // 8).bit_length() - 1, GROUPS=plan.groups,
         MODE="sum" if bias is None else "minimum" if log_p is None else "softmax",
-        TMA_A=tile.tma_a, TMA_B=tile.tma_b, STAGES=tile.stages, num_warps=tile.warps,
+        TMA_A=tile.tma_a, TMA_B=tile.tma_b, STAGES=tile.stages, CHUNK=tile.chunk, num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -301,7 +309,7 @@ def _run(
     t, weight, bias = t.contiguous(), weight.contiguous(), bias.contiguous()
     tall, wide = weight.shape[2:]
     plan = _plan(t.shape[1], tall, wide, t.shape[1], contexts, copies, False)
-    tile = tile or _tile(plan, t)
+    tile = tile or _tile(plan, t, copies)
     columns = t.shape[3] + wide // 2
     rows = _rows(
         t, None, contexts, plan, (tall, wide), (tall // 2, wide // 2), _lines(plan, t.shape[2], tall),

@@ -2,7 +2,7 @@
 
     stride     2    4    8    16   32
     encoder    16   24   40   112  320      inverted residual blocks, ReLU6, no squeeze-and-excite
-    decoder    48   96   128  128  128      the coarser map upsampled, plus the encoder's; labels at stride 2
+    decoder    48   96   128  128  128      the coarser map upsampled, plus the encoder's; labels at stride 2 (or 4, 8)
 
 Geometry. TensorFlow's "same" padding puts the odd pixel of a strided filter behind the image, so that cell i of stride
 s is centred on pixel s i + s - 1. Kept for odd sizes too, that makes one rule for every image size, and upsampling
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deepmrf.unary.imagenet import Loaded, read, transfer
-from deepmrf.unary.images import Normalise, check_count, check_dropout
+from deepmrf.unary.images import Normalise, check_count, check_dropout, check_stride
 
 STAGES = (
     (1, 3, 1, 1, 16),
@@ -38,6 +38,8 @@ LAST_BLOCKS = (0, 2, 4, 10, 15)
 """The last block at strides 2, 4, 8, 16 and 32."""
 CHANNELS = (16, 24, 40, 112, 320)
 """What those blocks give."""
+STRIDES = (2, 4, 8)
+"""Where the decoder may end."""
 
 
 class Unit(nn.Module):
@@ -174,6 +176,7 @@ class Fast(nn.Module):
     """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
 
     labels: L. width: the decoder's channels at strides 32, 16 and 8; 3/4 of it at 4 and 3/8 at 2.
+    stride: where the decoder ends, 2, 4 or 8. The finest levels cost the most time, and borders are what an MRF mends.
     dropout: of whole channels, before the labels, while training.
     norm_momentum: how fast batch norm's running statistics follow; short trainings from scratch need more than 0.01.
     """
@@ -181,15 +184,23 @@ class Fast(nn.Module):
     name = "fast"
 
     def __init__(
-        self, labels: int, *, width: int = 128, dropout: float = 0.1, norm_momentum: float = NORM_MOMENTUM
+        self,
+        labels: int,
+        *,
+        width: int = 128,
+        dropout: float = 0.1,
+        norm_momentum: float = NORM_MOMENTUM,
+        stride: int = 2,
     ) -> None:
         super().__init__()
         check_count("labels", labels)
         check_count("width", width)
+        check_stride(stride, STRIDES)
         if width % 8:
             raise ValueError(f"width={width} must be a multiple of 8: the finer levels have 3/4 and 3/8 of it.")
         check_dropout(dropout)
         self.labels, self.width, self.dropout, self.norm_momentum = labels, width, dropout, norm_momentum
+        self.stride = stride
         self.normalise = Normalise((127.0,) * 3, (128.0,) * 3, (0.0, 255.0))
         self.encoder = EfficientNetLite0()
         fine, finest = width * 3 // 4, width * 3 // 8
@@ -200,9 +211,10 @@ class Fast(nn.Module):
                 Up(width, CHANNELS[2], width, Unit(width, width, 3), Unit(width, width, 3)),
                 Up(width, CHANNELS[1], fine, Unit(fine, fine, 3), separable(fine, fine, 5)),
                 Up(fine, CHANNELS[0], finest, Unit(finest, finest, 3), Unit(finest, finest, 3)),
-            ]
+            ][: len(STRIDES) + 1 - STRIDES.index(stride)]
         )
-        self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(finest, labels, 1))
+        channels = (finest, fine, width)[STRIDES.index(stride)]
+        self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(channels, labels, 1))
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = norm_momentum
@@ -210,7 +222,7 @@ class Fast(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: Fast(**config) is the same architecture."""
-        made = {"labels": self.labels, "width": self.width, "dropout": self.dropout}
+        made = {"labels": self.labels, "width": self.width, "dropout": self.dropout, "stride": self.stride}
         return {**made, "norm_momentum": self.norm_momentum}
 
     def forward(self, image: Tensor) -> Tensor:
@@ -219,7 +231,7 @@ class Fast(nn.Module):
         x = self.context(maps.pop())  # (B, width, H / 32, W / 32)
         for up in self.decoder:
             x = up(x, maps.pop())
-        return align(self.classify(x), 2, image.shape[-2:])  # (B, L, H, W)
+        return align(self.classify(x), self.stride, image.shape[-2:])  # (B, L, H, W)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
         """Start the encoder from ImageNet's EfficientNet-Lite0, a safetensors file (`_conv_stem.weight`, ...)."""

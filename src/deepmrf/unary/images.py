@@ -83,6 +83,12 @@ def check_dropout(value: float) -> None:
         raise ValueError(f"dropout={value!r} must be a probability, at least 0 and under 1.")
 
 
+def check_stride(value: int, known: Sequence[int]) -> None:
+    """`value` is where a decoder can end."""
+    if value not in known:
+        raise ValueError(f"stride={value!r} is unknown: the decoder can end at {', '.join(map(str, known))}.")
+
+
 def enlarge(maps: Tensor, factor: int, size: Sequence[int]) -> Tensor:
     """Bilinear, `factor` times as large, cropped to `size`: for maps whose cell i covers pixels from factor * i.
 

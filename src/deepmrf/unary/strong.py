@@ -3,7 +3,8 @@
     stride     1    2    4    8    16
     encoder    64   128  256  512  512      VGG-16's five groups of convolutions, as ImageNet left them
     context                        256      1 x 1 and dilated 3 x 3 convolutions side by side, and the image's mean
-    decoder    64   128  192  256           upsampled x 2, beside the encoder's map of the same size, two convolutions
+    decoder    64   128  192  256           upsampled x 2, beside the encoder's map of the same size, two convolutions;
+                                            labels at stride 1 (or 2, 4)
 
 VGG-16 has no batch norm, and its activations grow from group to group; so every map that leaves the encoder passes a
 1 x 1 convolution with batch norm first, and everything behind it is normalised. ImageNet's features stay untouched.
@@ -18,11 +19,21 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vgg16_names
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_count, check_dropout, enlarge
+from deepmrf.unary.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Normalise,
+    check_count,
+    check_dropout,
+    check_stride,
+    enlarge,
+)
 from deepmrf.unary.vgg16 import convolutions, pooling
 
 ENCODER = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """Channels and convolutions of VGG-16's groups, at strides 1, 2, 4, 8 and 16."""
+STRIDES = (1, 2, 4)
+"""Where the decoder may end."""
 
 
 def _unit(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Sequential:
@@ -72,16 +83,21 @@ class Strong(nn.Module):
     labels: L. width: the decoder's channels at full resolution; it has 2, 3 and 4 times as many at strides 2, 4 and 8.
     dropout: of whole channels, at the bottom and before the labels, while training.
     encoder_norm: batch norm behind each of VGG-16's convolutions too, which then relearns their scale.
+    stride: where the decoder ends, 1, 2 or 4. The finest levels cost the most time, and borders are what an MRF mends.
     """
 
     name = "strong"
 
-    def __init__(self, labels: int, *, width: int = 64, dropout: float = 0.1, encoder_norm: bool = False) -> None:
+    def __init__(
+        self, labels: int, *, width: int = 64, dropout: float = 0.1, encoder_norm: bool = False, stride: int = 1
+    ) -> None:
         super().__init__()
         check_count("labels", labels)
         check_count("width", width)
         check_dropout(dropout)
+        check_stride(stride, STRIDES)
         self.labels, self.width, self.dropout, self.encoder_norm = labels, width, dropout, encoder_norm
+        self.stride = stride
         self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
         inputs = (3, *[channels for channels, _ in ENCODER])
         self.encoder = nn.ModuleList(
@@ -96,9 +112,10 @@ class Strong(nn.Module):
                 Up(4 * width, 256, 3 * width),
                 Up(3 * width, 128, 2 * width),
                 Up(2 * width, 64, width),
-            ]
+            ][: 4 - STRIDES.index(stride)]
         )
-        self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(width, labels, 1))
+        channels = (1 + STRIDES.index(stride)) * width
+        self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(channels, labels, 1))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -108,6 +125,7 @@ class Strong(nn.Module):
             "width": self.width,
             "dropout": self.dropout,
             "encoder_norm": self.encoder_norm,
+            "stride": self.stride,
         }
 
     def forward(self, image: Tensor) -> Tensor:
@@ -119,7 +137,8 @@ class Strong(nn.Module):
         x = self.bottom_dropout(self.context(maps.pop()))  # (B, 4 width, H / 16, W / 16)
         for up in self.decoder:
             x = up(x, maps.pop())
-        return self.classify(x)  # type: ignore[no-any-return]  # (B, L, H, W)
+        x = self.classify(x)
+        return x if self.stride == 1 else enlarge(x, self.stride, image.shape[-2:])  # (B, L, H, W)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
         """Start the encoder from ImageNet's VGG-16, a safetensors file with torchvision's names; say what is left."""
