@@ -6,6 +6,7 @@ The equations are at the head of distance.py; the kernels and how they sum are i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,19 +97,27 @@ class _Problem:
         spacing = self.spacing[axes]
         sides = tuple(side for pair in reach[axes] for side in pair)
         sums = torch.zeros(len(plan), 3, dtype=torch.float64)
-        run: Any = kernels.deep_job if deep else kernels.job
         around = (max(plane - reach[0][0], 0), min(plane + reach[0][1] + 1, self.size[0]))
-        shape: tuple[Any, ...] = (self.size[1],) if deep else (self.size[1], plane, around, self.spacing[0])
+        if deep:
+            from deepmrf.ops.distance_numba_deep import deep_job
+
+            begin = partial(deep_job, mode, self.size[1])
+        else:
+            channels = (0,) * self.features.shape[1]
+            begin = partial(
+                kernels.job, kernels.NORMS[mode], channels, mode, self.size[1], plane, around, self.spacing[0]
+            )
         clean = [True] * len(plan)
 
         def one(index: int) -> None:
             image, label, first, last = plan[index]
-            part = (image, slice(label, label + group))
-            given = (
-                self.q[part], grad[part], kept[part], self.features[image], self.mean[image], self.scale, self.weights,
-                spacing, sides, gate, keep, out[part], pulled[image], sums[index].numpy(), first, last,
-            )  # fmt: skip
-            clean[index] = run(mode, *shape, *given)
+            for start in range(label, min(label + group, labels), GROUP):
+                part = (image, slice(start, min(start + GROUP, label + group)))
+                clean[index] &= begin(
+                    self.q[part], grad[part], kept[part], self.features[image], self.mean[image], self.scale,
+                    self.weights, spacing, sides, gate, keep, out[part], pulled[image], sums[index].numpy(), first,
+                    last,
+                )  # fmt: skip
 
         run_jobs(one, len(plan))
         return all(clean), sums.sum(0)
@@ -186,7 +195,7 @@ def _backward(
         BACKWARD, gate, g, ungated, grad_q.view(problem.maps_shape).numpy(), problem.features
     )
     grad_features = torch.zeros(features.shape if features_too else 0, dtype=torch.float64)
-    if features_too:
+    if features_too and features.shape[1]:
         pulled = grad_features.view(problem.features.shape).numpy()
         for mode in (PULL_AHEAD, PULL_BACK):
             clean &= problem.run(mode, gate, g, problem.q, problem.q, pulled)[0]
