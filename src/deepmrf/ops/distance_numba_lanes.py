@@ -47,20 +47,20 @@ class _Pass:
         self.numbers = [vectors.spread_from(arrays["numbers"], ir.IntType(64)(k)) for k in range(3)]
 
     def factor(self, which: int, k: int, i: Any) -> Any:
-        return self.v.spread_from(self.arrays["factors"], self.v.shifted(i, (which * self.factors + k) * BLOCK))
+        return self.v.spread_from(self.arrays["factors"], self.v.plus(i, (which * self.factors + k) * BLOCK))
 
     def place(self, column: Any) -> Any:
         return self.v.spread_from(self.arrays["places"], column)
 
     def load(self, column: Any) -> Values:
         at = self.v.times(column, self.maps * LANES)
-        return [self.v.load(self.arrays["columns"], self.v.shifted(at, m * LANES)) for m in range(self.maps)]
+        return [self.v.load(self.arrays["columns"], self.v.plus(at, m * LANES)) for m in range(self.maps)]
 
     def exchange(self, column: Any, i: Any) -> Values:
         """The column sums with pixel i of the new row and without that of the old one, stored and returned."""
         v, near = self.v, self.arrays["near"]
         at = v.times(i, LANES)
-        new, old = v.load(near, at), v.load(near, v.shifted(at, BLOCK * LANES))
+        new, old = v.load(near, at), v.load(near, v.plus(at, BLOCK * LANES))
         sums = self.load(column)
         sums[0] = v.add(sums[0], v.subtract(new, old))
         pairs = [(self.factor(0, k, i), self.factor(1, k, i)) for k in range(self.factors)]
@@ -68,7 +68,7 @@ class _Pass:
             sums[m] = v.subtract(v.multiply_add(enters, new, sums[m]), v.multiply(leaves, old))
         at = v.times(column, self.maps * LANES)
         for m, value in enumerate(sums):
-            v.store(value, self.arrays["columns"], v.shifted(at, m * LANES))
+            v.store(value, self.arrays["columns"], v.plus(at, m * LANES))
         return sums
 
     def change(self, column: Any, sums: Values) -> Values:
@@ -91,7 +91,7 @@ class _Pass:
         if not self.norms:
             return [v.subtract(v.multiply(factor, box), one) for factor, one in zip(factors, inner, strict=True)]
         values = [v.multiply_add(factors[k], box, state[2 + k]) for k in range(self.norms)]
-        values[-1] = v.multiply_add(self.place(self.v.builder.add(size, column)), state[1], values[-1])
+        values[-1] = v.multiply_add(self.place(self.v.plus(size, column)), state[1], values[-1])
         for factor, one in zip(factors[self.norms :], inner, strict=True):
             values[0] = v.multiply_add(factor, one, values[0])
         return values
@@ -126,19 +126,19 @@ def _pass(enter: bool, leave: bool) -> Any:
                 i = loop.index
                 state = [builder.load(one_sum) for one_sum in kept]
                 if leave:
-                    column = builder.add(leaving, i)
+                    column = v.plus(leaving, i)
                     lost = one.change(column, one.load(column))
                     state = [v.subtract(a, b) for a, b in zip(state, lost, strict=True)]
                 if enter:
-                    column = builder.add(entering, i)
+                    column = v.plus(entering, i)
                     won = one.change(column, one.exchange(column, i))
                     state = [v.add(a, b) for a, b in zip(state, won, strict=True)]
                 for to, value in zip(kept, state, strict=True):
                     builder.store(value, to)
                 if leave:
                     at = v.times(i, LANES)
-                    for k, value in enumerate(one.results(builder.add(here, i), width, i, state)):
-                        v.store(value, arrays["total"], v.shifted(at, k * BLOCK * LANES))
+                    for k, value in enumerate(one.results(v.plus(here, i), width, i, state)):
+                        v.store(value, arrays["total"], v.plus(at, k * BLOCK * LANES))
             for one_sum, at in zip(kept, place, strict=True):
                 v.store(builder.load(one_sum), arrays["state"], at)
             return context.get_dummy_value()
