@@ -15,7 +15,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from deepmrf.ops.distance_numba_lanes import BLOCK
-from deepmrf.ops.numba_vectors import LANES, Vectors, along
+from deepmrf.ops.numba_vectors import AHEAD, LANES, Vectors, along
 
 ROW = LANES * BLOCK
 """From a result to the next one in lines."""
@@ -49,6 +49,7 @@ def read_factors(
             colour = v.zero()
             for f in range(channels):
                 given = v.load(features, v.plus(v.plus(at, v.times(step, f)), x))
+                v.prefetch(features, v.plus(v.plus(v.plus(at, v.times(step, f)), x), AHEAD))
                 middle = v.spread_from(mean, ir.Constant(at.type, f))
                 value = v.subtract(v.multiply(given, v.spread(scale)), middle)
                 put(norms + f, v.multiply(value, v.spread(times)))
@@ -92,8 +93,11 @@ def finish_forward(
 
         def one(v: Vectors, line: Any, here: Any) -> None:
             total = v.load(lines, line)
+            v.prefetch(q, v.plus(here, AHEAD))
+            v.prefetch(out, v.plus(here, AHEAD), write=True)
             with builder.if_then(keep):
                 v.store(total, kept, here)
+                v.prefetch(kept, v.plus(here, AHEAD), write=True)
             total = builder.select(gate, v.multiply(total, v.load(q, here)), total)
             v.store(v.add(total, v.spread(bias)), out, here)
 
@@ -126,6 +130,9 @@ def finish_backward(
         def one(v: Vectors, line: Any, here: Any) -> None:
             colour, position = v.load(lines, line), v.load(lines, v.plus(line, ROW))
             own, slope = v.load(q, here), v.load(grad, here)
+            for data in (q, grad, kept):
+                v.prefetch(data, v.plus(here, AHEAD))
+            v.prefetch(out, v.plus(here, AHEAD), write=True)
             w_colour, w_position = (v.spread_from(weights, ir.Constant(at.type, k)) for k in range(2))
             value = v.multiply_add(w_colour, colour, v.multiply(w_position, position))
             gated = v.multiply_add(slope, v.load(kept, here), value)

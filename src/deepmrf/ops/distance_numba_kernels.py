@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepmrf.ops import distance_numba_blocks, distance_numba_lanes, numba_vectors
 from deepmrf.ops.distance_numba_blocks import finish_backward, finish_forward, finish_pull, read_factors
 from deepmrf.ops.distance_numba_lanes import BLOCK, gain, lose, move
-from deepmrf.ops.numba_support import compiled
+from deepmrf.ops.numba_support import compiled, compiled_from
 from deepmrf.ops.numba_vectors import LANES, lanes_to_rows, products_to_lanes, rows_to_lanes
 
 Array = NDArray[Any]
@@ -41,7 +42,7 @@ def aligned(size: int) -> Array:
     return whole[skip : skip + size]
 
 
-@compiled
+@compiled_from(numba_vectors, distance_numba_lanes, distance_numba_blocks)
 def job(
     norms: tuple[int, ...],
     channels: tuple[int, ...],

@@ -18,6 +18,8 @@ from numba.extending import intrinsic
 
 LANES = 8
 """Numbers in a vector."""
+AHEAD = 64
+"""How many pixels before its turn something is fetched from memory; after the end of a row comes the next one."""
 
 
 class Vectors:
@@ -53,6 +55,14 @@ class Vectors:
             value = self.builder.fptrunc(value, narrow)
         place = self.builder.bitcast(self.builder.gep(data, [index]), narrow.as_pointer())
         self.builder.store(value, place, align=self.context.get_abi_sizeof(wanted))
+
+    def prefetch(self, data: Any, index: Any, write: bool = False) -> None:
+        """Have the numbers at a place, which need not exist, brought near by the time they are wanted."""
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        place = self.builder.bitcast(self.builder.gep(data, [index]), byte)
+        self.builder.call(function, [place, word(int(write)), word(2), word(1)])
 
     def spread(self, scalar: Any) -> Any:
         """The same number in every lane."""
@@ -136,6 +146,10 @@ def _to_lanes(product: bool) -> Any:
                 if product:
                     others = [v.load(b, v.plus(start, x)) for start in starts]
                     values = [v.multiply(one, other) for one, other in zip(values, others, strict=True)]
+                if v.lanes == LANES:
+                    for start in starts:
+                        for data in (a, b) if product else (a,):
+                            v.prefetch(data, v.plus(v.plus(start, x), AHEAD))
                 to = v.plus(out_at, v.times(x, LANES))
                 for k, value in enumerate(v.transposed(values) if v.lanes == LANES else values):
                     v.store(value, out, v.plus(to, k * v.lanes))
