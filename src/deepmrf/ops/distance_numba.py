@@ -5,7 +5,7 @@ The equations are at the head of distance.py; the kernels and how they sum are i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -83,9 +83,13 @@ class _Problem:
         reach = self.reach(mirrored=mode in (kernels.BACKWARD, kernels.PULL_BACK))
         before, after = reach[0] if deep else reach[1]
         length = self.size[0] if deep else self.size[1]
-        # Strips of rows (or of planes) make jobs for every thread, but each begins by filling a window.
-        wanted = -(-4 * torch.get_num_threads() // (images * -(-labels // group)))
-        strips = max(1, min(wanted, length // max(before + after, 8)))
+        # Strips of rows (or of planes) make jobs for every thread, but each begins by filling a window, at half a row's
+        # cost or less.
+        threads, jobs = torch.get_num_threads(), images * -(-labels // group)
+        most = max(1, min(4 * threads, length // max(before + after, 8)))
+        strips = min(
+            range(1, most + 1), key=lambda n: -(-jobs * n // threads) * (length / n + 0.5 * (before + after))
+        )
         plan = [
             (image, label, length * strip // strips, length * (strip + 1) // strips)
             for image in range(images)
@@ -98,6 +102,7 @@ class _Problem:
         sides = tuple(side for pair in reach[axes] for side in pair)
         sums = torch.zeros(len(plan), 3, dtype=torch.float64)
         around = (max(plane - reach[0][0], 0), min(plane + reach[0][1] + 1, self.size[0]))
+        begin: Callable[..., bool]
         if deep:
             from deepmrf.ops.distance_numba_deep import deep_job
 

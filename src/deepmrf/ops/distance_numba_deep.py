@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepmrf.ops.distance_numba_kernels import BACKWARD, FORWARD, PULL_AHEAD, PULL_BACK
+from deepmrf.ops.distance_numba_kernels import FORWARD, PULL_AHEAD, PULL_BACK
 from deepmrf.ops.numba_support import compiled
 
 Array = NDArray[Any]
@@ -56,7 +56,7 @@ def subtract(out: Array, enters: Array, leaves: Array) -> None:
 @compiled
 def read_row(mode: int, other: bool, gate: bool, q: Array, grad: Array, row: Array) -> None:
     """The maps summed over the window (or the `other` factor of a pull): q ahead, what reaches the sum backwards."""
-    if (mode == FORWARD or mode == PULL_AHEAD) != other:
+    if (mode in (FORWARD, PULL_AHEAD)) != other:
         for i in range(len(row)):
             row[i] = q[i]
     elif gate:
@@ -280,7 +280,7 @@ def emit_row(
     starts[0] = steps_along(columns[BOX], x_before, x_after, steps[0])
     for f in range(count):
         starts[3 + f] = steps_along(columns[FEATURES + f], x_before, x_after, steps[3 + f])
-    if mode == PULL_AHEAD or mode == PULL_BACK:
+    if mode in (PULL_AHEAD, PULL_BACK):
         read_row(mode, True, gate, q, grad, lines[2])
         for f in range(count):
             pair = np.array([starts[0], starts[3 + f]])
