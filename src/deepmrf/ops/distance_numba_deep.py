@@ -1,12 +1,10 @@
-"""The distance kernel's window sum as running sums, compiled by numba: one pass over q, nothing stored but a few rows.
+"""The distance kernel over volumes whose windows hold many planes, compiled by numba: running sums along every axis.
 
-    sum over z of |I_j - I_z|^2 x_z = |I_j|^2 Box(x) - 2 I_j . Box(I x) + Box(|I|^2 x)        and alike for positions
+What is summed, and why in float64, is said in distance_numba_kernels.py. Here the rows that enter and leave the column
+sums are themselves sums over the window's first axis, brought up to date from plane to plane. A plane of those is kept
+for every map that is summed, which is why labels take turns.
 
-Every map under a Box becomes a row of column sums over the window's rows: the next row enters, the last one leaves.
-A sum of K_m[j] * S_m[j] along the row then follows, S_m being the running sums of the column sums.
-Everything is summed in float64: after values around 255 have left a sum, what remains must still be exact.
-
-This module imports numba: import it on first use only. Maps are (B, L, T, H, W), features (B, F, T, H, W).
+This module imports numba: import it on first use only. Maps are (L, T * H, W), features (F, T * H, W).
 """
 
 from __future__ import annotations
@@ -83,23 +81,22 @@ def read_features(features: Array, y: int, mean: Array, scale: float, row: Array
 
 @compiled
 def exchange_row(
-    columns: Array, left: int, x: Array, features: Array, y: float, old: Array, old_features: Array, old_y: float
+    planes: Array, x: Array, features: Array, t: float, old: Array, old_features: Array, old_t: float
 ) -> None:
-    """A row of pixels enters the column sums, whose border is `left` wide, and an old row leaves them."""
-    right = left + len(x)
-    exchange_scaled(columns[BOX, left:right], 1.0, x, 1.0, old)
-    exchange_scaled(columns[PLACE, left:right], y, x, old_y, old)
-    exchange_scaled(columns[SPREAD, left:right], y * y, x, old_y * old_y, old)
+    """A row of pixels enters the sums over the window's first axis, and an old row leaves them."""
+    exchange_scaled(planes[BOX], 1.0, x, 1.0, old)
+    exchange_scaled(planes[PLACE], t, x, old_t, old)
+    exchange_scaled(planes[SPREAD], t * t, x, old_t * old_t, old)
     count = len(features) - 1
     if count:
-        exchange_product(columns[NORM, left:right], features[count], x, old_features[count], old)
+        exchange_product(planes[NORM], features[count], x, old_features[count], old)
     for f in range(count):
-        exchange_product(columns[FEATURES + f, left:right], features[f], x, old_features[f], old)
+        exchange_product(planes[FEATURES + f], features[f], x, old_features[f], old)
 
 
 @compiled
 def add_plane_row(columns: Array, left: int, planes: Array, y: float, t: float, sign: float) -> None:
-    """The same for a row of sums over the window's first axis; positions there count from t."""
+    """A row of those sums enters (or leaves) the column sums, whose border is `left` wide; positions count from t."""
     right = left + planes.shape[1]
     box, spread = planes[BOX], columns[SPREAD, left:right]
     add_scaled(columns[BOX, left:right], sign, box)
@@ -330,7 +327,7 @@ def deep_job(
     first: int,
     last: int,
 ) -> bool:
-    """The same in 3-D for planes first .. last - 1: planes of sums over the first axis, whose rows enter the columns.
+    """Planes first .. last - 1 of some labels of a volume; False if a sum was not a number, which may have spread.
 
     Every map's first two axes are one: q, grad, kept, out (L, T * H, W), features, pulled (F, T * H, W), sums (3,).
     """
@@ -366,7 +363,7 @@ def deep_job(
                         row = gone * height + y
                         read_features(features, row, mean, scale, leaving)
                         read_row(mode, False, gate, q[v, row], grad[v, row], old)
-                    exchange_row(planes[y], 0, new, entering, t_new, old, leaving, t_old)
+                    exchange_row(planes[y], new, entering, t_new, old, leaving, t_old)
             columns[:] = 0.0
             t_place = (t - t_middle) * t_step
             for y in range(height):

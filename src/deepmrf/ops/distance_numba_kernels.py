@@ -8,7 +8,7 @@ each of these operations, and the pixels' factors: distance_numba_lanes.py. Goin
 their squared lengths too, weighted; going back, the gradients to the weights want them apart.
 Everything is summed in float64: after values around 255 have left a sum, what remains must still be exact.
 
-This module imports numba: import it on first use only. Maps are (B, L, T, H, W), features (B, F, T, H, W).
+This module imports numba: import it on first use only.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ FORWARD, BACKWARD, PULL_AHEAD, PULL_BACK = 0, 1, 2, 3
 """What a job does: t; the gradients to q and weights; either half of the gradient to the features."""
 NORMS: dict[int, tuple[int, ...]] = {FORWARD: (0,), BACKWARD: (0, 0), PULL_AHEAD: (), PULL_BACK: ()}
 """One number per squared length that the sums of a mode need: job is compiled for how many there are."""
-NONE = -1
-"""In place of a row: there is none."""
 
 
 @compiled

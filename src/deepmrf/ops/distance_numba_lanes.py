@@ -6,15 +6,17 @@ behind leave them, and the results follow. Column sums are touched once, running
 
 Maps are told apart by the types of two tuples, so that a pass is compiled for its own number of them: `norms` has one
 per squared length (forward their weighted sum alone, backward colour and place, none for the features' gradient) and
-`channels` one per feature. Arrays, X counting borders on both sides that stand for the outside of the image:
+`channels` one per feature. Arrays, X being W and a border of zeros before it that stands for the outside of the image:
 
-    columns (X, maps, LANES)            sums over the window's rows of: x, y x and the norms times x, features times x
-    places (2, X)                       where a column lies along the row; the same times the factor of position
-    near (2, BLOCK, LANES)              what enters the columns and what leaves them
-    factors (3, norms + features, BLOCK)   of the pixels that enter, that leave, and of those with results
-    numbers (3,)                        y of the row that enters and of that which leaves; the factor of y x
-    state (2 + norms + features, LANES)    the running sums of x, (place) x, norms and features
-    total (results, BLOCK, LANES)       one result forward, colour and place backward, one per feature without norms
+    columns (X, maps, LANES)                sums over the window's rows of x, y x, the norms times x, features times x
+    places (2, X)                           where a column lies along the row; the same times the factor of position
+    near (2, BLOCK, LANES)                  x of the pixels that enter the columns and of those that leave them
+    factors (3, norms + features, BLOCK)    of the pixels that enter, of those that leave, of those with results
+    numbers (3,)                            y of the row that enters and of that which leaves; the factor of y x
+    state (maps, LANES)                     the running sums of x, place times x, norms and features
+    total (results, BLOCK, LANES)           one forward; colour and place backward; without norms, one per feature
+
+Without norms there is no y x and no place either.
 
 This module imports numba: import it on first use only.
 """
@@ -82,8 +84,8 @@ class _Pass:
         values[last] = v.multiply_add(self.numbers[2], sums[1], values[last])
         return values
 
-    def results(self, column: Any, size: Any, i: Any, state: Values) -> Values:
-        """What the running sums give at pixel i, `size` columns being the length of places."""
+    def results(self, column: Any, width: Any, i: Any, state: Values) -> Values:
+        """What the running sums give at pixel i; width is the number of columns."""
         v = self.v
         box = state[0]
         factors = [self.factor(2, k, i) for k in range(self.factors)]
@@ -91,7 +93,7 @@ class _Pass:
         if not self.norms:
             return [v.subtract(v.multiply(factor, box), one) for factor, one in zip(factors, inner, strict=True)]
         values = [v.multiply_add(factors[k], box, state[2 + k]) for k in range(self.norms)]
-        values[-1] = v.multiply_add(self.place(self.v.plus(size, column)), state[1], values[-1])
+        values[-1] = v.multiply_add(self.place(v.plus(width, column)), state[1], values[-1])
         for factor, one in zip(factors[self.norms :], inner, strict=True):
             values[0] = v.multiply_add(factor, one, values[0])
         return values
