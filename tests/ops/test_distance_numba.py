@@ -6,15 +6,17 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from deepmrf.ops import distance_numba
+from deepmrf.ops import backends, distance_numba, numba_support
 from deepmrf.ops.distance import distance_penalty_reference
 from deepmrf.ops.distance_numba import IMPLEMENTATION
+from deepmrf.ops.numba_support import compiled_from
 from deepmrf.ops.window import box_sum, reaches
 
 pytest.importorskip("numba")
@@ -39,6 +41,11 @@ CASES = [
     ((4, 5, 6), (3, 2, 5), (1.0, 1.0, 1.0), 2, 3),
     ((3, 7, 2), (50, 1, 4), (2.0, 1.0, 0.5), 2, 1),
     ((12, 3, 4), (2, 2, 2), (1.0, 1.0, 1.0), 2, 0),
+    ((4, 9, 10), (2, 4, 3), (0.7, 1.0, 2.0), 19, 3),
+    ((9, 5, 6), (6, 2, 5), (2.0, 1.0, 0.5), 2, 3),
+    ((4, 7, 6), (50, 3, 2), (1.0, 1.0, 1.5), 1, 0),
+    ((70, 64), (9, 20), (1.0, 1.0), 8, 3),
+    ((3, 130), (2, 150), (1.0, 1.0), 10, 1),
 ]
 
 
@@ -187,6 +194,18 @@ def test_it_suits_maps_of_up_to_three_axes_on_the_cpu_where_numba_is(monkeypatch
     assert not IMPLEMENTATION.suits(q[:, :0], image, WEIGHTS, (3, 3))
     monkeypatch.setattr(distance_numba, "available", lambda: False)
     assert not IMPLEMENTATION.suits(q, image, WEIGHTS, (3, 3))
+
+
+def test_code_on_disk_is_named_after_the_modules_it_is_made_of():
+    def name(*modules: ModuleType) -> str:
+        def function() -> int:
+            return 1
+
+        made = compiled_from(*modules)(function)
+        assert made() == 1
+        return made.__qualname__
+
+    assert name(backends) == name(backends) != name(numba_support) != name(backends, numba_support)
 
 
 def test_importing_the_implementations_does_not_import_numba():

@@ -1,11 +1,13 @@
 """The distance kernel on the CPU, compiled by numba: exact, one pass over q, no temporaries but a few rows per thread.
 
-The equations are at the head of distance.py; the kernels and how they sum are in distance_numba_kernels.py.
+The equations are at the head of distance.py; the kernels and how they sum are in distance_numba_kernels.py (images)
+and distance_numba_deep.py (volumes with windows of many planes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from deepmrf.ops.numba_support import available, run_jobs
 from deepmrf.ops.window import ALL, Reach, box_sum, reaches
 
 GROUP = 8
-"""Labels that share a job, and with it the centring of the features."""
+"""Labels that share a job: the lanes of a vector."""
+DEEP = 2
+"""Planes in a window, per label in a vector's lanes, from which on running sums along the first axis pay."""
 
 
 def _suits(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) -> bool:
@@ -72,23 +76,28 @@ class _Problem:
         from deepmrf.ops import distance_numba_kernels as kernels
 
         images, labels = self.maps_shape[:2]
-        # A single plane is an image whose windows reach over other planes.
-        alone = frame != ALL and self.axes == 3 and mode == kernels.FORWARD
-        plane = frame if alone else 0
-        deep = self.size[0] > 1 and not alone
-        pull = mode in (kernels.PULL_AHEAD, kernels.PULL_BACK)
-        # Labels add to the same gradient to the features, so one job must take them all there.
-        group = labels if pull else -(-labels // -(-labels // GROUP))
         reach = self.reach(mirrored=mode in (kernels.BACKWARD, kernels.PULL_BACK))
+        alone = frame != ALL and self.axes == 3 and mode == kernels.FORWARD
+        groups = -(-labels // GROUP)
+        # A plane is an image whose windows reach over other planes, which costs more with each of these and where
+        # lanes stay empty. Running sums along the first axis do not, but they take one label at a time.
+        deep = not alone and self.size[0] > 1 and (sum(reach[0]) + 1) * groups >= DEEP * labels
+        planes = [frame] if alone else [0] if deep else range(self.size[0])
+        # Labels add to the same gradient to the features, so one job must take them all there.
+        pull = mode in (kernels.PULL_AHEAD, kernels.PULL_BACK)
+        group = labels if pull else -(-labels // groups)
         before, after = reach[0] if deep else reach[1]
         length = self.size[0] if deep else self.size[1]
-        # Strips of rows (or of planes) make jobs for every thread, but each begins by filling a window.
-        wanted = -(-4 * torch.get_num_threads() // (images * -(-labels // group)))
-        strips = max(1, min(wanted, length // max(before + after, 8)))
+        # Strips of rows (or of planes) make jobs for every thread, but each begins by filling a window, at half a row's
+        # cost or less.
+        threads, jobs = torch.get_num_threads(), images * -(-labels // group) * len(planes)
+        most = max(1, min(4 * threads, length // max(before + after, 8)))
+        strips = min(range(1, most + 1), key=lambda n: -(-jobs * n // threads) * (length / n + 0.5 * (before + after)))
         plan = [
-            (image, label, length * strip // strips, length * (strip + 1) // strips)
+            (image, label, plane, length * strip // strips, length * (strip + 1) // strips)
             for image in range(images)
             for label in range(0, labels, group)
+            for plane in planes
             for strip in range(strips)
         ]
         keep = mode == kernels.FORWARD and kept is not self.q
@@ -96,19 +105,27 @@ class _Problem:
         spacing = self.spacing[axes]
         sides = tuple(side for pair in reach[axes] for side in pair)
         sums = torch.zeros(len(plan), 3, dtype=torch.float64)
-        run: Any = kernels.deep_job if deep else kernels.job
-        around = (max(plane - reach[0][0], 0), min(plane + reach[0][1] + 1, self.size[0]))
-        shape: tuple[Any, ...] = (self.size[1],) if deep else (self.size[1], plane, around, self.spacing[0])
+        begin: Callable[..., bool]
+        if deep:
+            from deepmrf.ops.distance_numba_deep import deep_job
+
+            begin = partial(deep_job, mode, self.size[1])
+        else:
+            channels = (0,) * self.features.shape[1]
+            begin = partial(kernels.job, kernels.NORMS[mode], channels, mode, self.size[1])
         clean = [True] * len(plan)
 
         def one(index: int) -> None:
-            image, label, first, last = plan[index]
-            part = (image, slice(label, label + group))
-            given = (
-                self.q[part], grad[part], kept[part], self.features[image], self.mean[image], self.scale, self.weights,
-                spacing, sides, gate, keep, out[part], pulled[image], sums[index].numpy(), first, last,
-            )  # fmt: skip
-            clean[index] = run(mode, *shape, *given)
+            image, label, plane, first, last = plan[index]
+            around = (max(plane - reach[0][0], 0), min(plane + reach[0][1] + 1, self.size[0]))
+            shape = () if deep else (plane, around, self.spacing[0])
+            for start in range(label, min(label + group, labels), GROUP):
+                part = (image, slice(start, min(start + GROUP, label + group)))
+                clean[index] &= begin(
+                    *shape, self.q[part], grad[part], kept[part], self.features[image], self.mean[image], self.scale,
+                    self.weights, spacing, sides, gate, keep, out[part], pulled[image], sums[index].numpy(), first,
+                    last,
+                )  # fmt: skip
 
         run_jobs(one, len(plan))
         return all(clean), sums.sum(0)
@@ -186,7 +203,7 @@ def _backward(
         BACKWARD, gate, g, ungated, grad_q.view(problem.maps_shape).numpy(), problem.features
     )
     grad_features = torch.zeros(features.shape if features_too else 0, dtype=torch.float64)
-    if features_too:
+    if features_too and features.shape[1]:
         pulled = grad_features.view(problem.features.shape).numpy()
         for mode in (PULL_AHEAD, PULL_BACK):
             clean &= problem.run(mode, gate, g, problem.q, problem.q, pulled)[0]

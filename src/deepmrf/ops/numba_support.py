@@ -7,7 +7,10 @@ threads call it, and the OpenMP layer stops a process that forks.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.util
+import inspect
 import itertools
 import os
 import threading
@@ -15,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -55,6 +59,23 @@ def _compile(function: Function, fastmath: set[str]) -> Function:
 def compiled(function: Function) -> Function:
     """The function compiled on its first call, kept on disk where there is a place to write."""
     return _compile(function, {"contract"})
+
+
+def compiled_from(*modules: ModuleType) -> Callable[[Function], Function]:
+    """The same for a function made of intrinsics of other modules: numba would keep it when only those change.
+
+    The compiled code on disk has the function's name, so it gets one that their source decides.
+    """
+    digest = hashlib.sha256()
+    for module in modules:
+        with contextlib.suppress(OSError):  # where there is no source, numba keeps nothing on disk
+            digest.update(inspect.getsource(module).encode())
+
+    def decorate(function: Function) -> Function:
+        function.__qualname__ += f"_{digest.hexdigest()[:8]}"
+        return compiled(function)
+
+    return decorate
 
 
 def compiled_sums(function: Function) -> Function:
