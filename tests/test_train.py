@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from deepmrf import checkpoint, train
 from deepmrf.cli import app
 from deepmrf.dpn import DeepParsingNetwork, load
+from deepmrf.recipe import load as load_recipe
 
 RECIPE = """
 seed = 0
@@ -113,6 +114,24 @@ def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
     assert several.exit_code == 0, several.output
     facts = json.loads((tmp_path / "several" / "scores.json").read_text())
     assert (facts["scales"], facts["flip"], len(facts["models"])) == ([0.75, 1.0], True, 2)
+
+
+def test_what_is_fixed_is_computed_once_and_changes_nothing(recipe, tmp_path, monkeypatch):
+    """Label contexts learn from b12's outputs that were kept, as from those computed at every step."""
+    settings = load_recipe(recipe, dict(word.removeprefix("--set=").split("=") for word in SHORT))
+    kept, calls = train._penalties, []
+    monkeypatch.setattr(train, "_penalties", lambda run: calls.append(len(run.train)) or kept(run))
+    train.train(settings, tmp_path / "kept")
+    assert len(calls) == 1
+    monkeypatch.setattr(train, "keeps_penalty", lambda *_: False)
+    train.train(settings, tmp_path / "anew")
+    assert len(calls) == 1
+    found, wanted = (load(tmp_path / name / "model").mean_field.label_contexts for name in ("kept", "anew"))
+    start = DeepParsingNetwork.from_pretrained(tmp_path / "anew" / "model").mean_field.label_contexts
+    torch.nn.init.zeros_(start.weight)
+    start.set_compatibility(torch.eye(start.labels))
+    moved = (wanted.weight - start.weight).abs().max()
+    assert (found.weight - wanted.weight).abs().max() < 0.02 * moved
 
 
 @pytest.mark.parametrize("fused", [False, True])

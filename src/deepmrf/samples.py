@@ -86,7 +86,7 @@ class Crops(Order):
 
 
 class CachedCrops(Order):
-    """Crops at the image's own scale beside the network's output: log_p (L, H, W), image, mask."""
+    """Crops at the image's own scale beside what was computed before, such as log_p (L, H, W): that, image, mask."""
 
     def __init__(
         self, images: Images, seed: Sequence[int], log_p: Sequence[Tensor], crop: tuple[int, int], flip: float

@@ -32,6 +32,14 @@ def uses_cache(stage: Stage) -> bool:
     return stage.cached and "unary" not in stage.learn
 
 
+def keeps_penalty(model: DeepParsingNetwork, recipe: Recipe, stage: Stage) -> bool:
+    """Can b12's output be computed once, too? Where only label contexts learn, and a mirrored image's is mirrored."""
+    mrf = model.mean_field
+    if mrf is None or mrf.iterations > 1 or mrf.dims != 2 or recipe.clips.frames > 1:
+        return False
+    return uses_cache(stage) and stage.learn == ("label_contexts",) and all(n % 2 for n in mrf.triple_penalty.window)
+
+
 def over_clips(recipe: Recipe, stage: Stage) -> bool:
     """Does the stage see clips? The network alone learns from images."""
     return recipe.clips.frames > 1 and any(part != "unary" for part in stage.learn)
@@ -40,15 +48,18 @@ def over_clips(recipe: Recipe, stage: Stage) -> bool:
 class Pass(nn.Module):
     """The part of the model that a stage runs."""
 
-    def __init__(self, model: DeepParsingNetwork, stage: Stage) -> None:
+    def __init__(self, model: DeepParsingNetwork, stage: Stage, penalty: bool = False) -> None:
+        """penalty: what comes first is log_p and b12's output t, as one tensor (B, 2 L, H, W)."""
         super().__init__()
-        self.model = model
+        self.model, self.penalty = model, penalty
         self.whole = any(part != "unary" for part in stage.learn)
         self.cached = uses_cache(stage)
         self.fixed = "unary" not in stage.learn
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """[log_p,] image [, the four tensors of a flow] -> log-probabilities; all of images, or all of clips."""
+        if self.penalty and self.model.mean_field is not None:
+            return self.model.mean_field.from_penalty(*inputs[0].chunk(2, 1))
         log_p, (image, *parts) = (inputs[0], inputs[1:]) if self.cached else (None, inputs)
         if not self.whole:
             return self.model.log_unary(image)

@@ -34,7 +34,18 @@ from deepmrf.metrics import Scores
 from deepmrf.predict import predictor
 from deepmrf.recipe import Recipe, RecipeError, Stage, from_dict, to_dict
 from deepmrf.samples import CachedCrops, Crops, Images, Order, Share, one_thread
-from deepmrf.stages import Pass, follower, optimiser_of, over_clips, plan, prepare, rate_at, step_unless_bad, uses_cache
+from deepmrf.stages import (
+    Pass,
+    follower,
+    keeps_penalty,
+    optimiser_of,
+    over_clips,
+    plan,
+    prepare,
+    rate_at,
+    step_unless_bad,
+    uses_cache,
+)
 from deepmrf.start import build
 
 PATIENCE = 3
@@ -136,11 +147,12 @@ def _batches(run: _Run, index: int, stage: Stage, first: int) -> Iterator[list[T
     seed = (recipe.seed, index)
     samples: Order
     if run.clips is not None and over_clips(recipe, stage):
-        kept = outputs(run.clips, *_network(run)) if uses_cache(stage) else None
+        frames = outputs(run.clips, *_network(run)) if uses_cache(stage) else None
         ignore = run.train.data.labels.ignore
-        samples = ClipCrops(run.clips, seed, kept, recipe.augment.crop, recipe.augment.flip, ignore)
+        samples = ClipCrops(run.clips, seed, frames, recipe.augment.crop, recipe.augment.flip, ignore)
     elif uses_cache(stage):
-        samples = CachedCrops(run.train, seed, _cache(run), recipe.augment.crop, recipe.augment.flip)
+        kept = _penalties(run) if keeps_penalty(run.model, recipe, stage) else _cache(run)
+        samples = CachedCrops(run.train, seed, kept, recipe.augment.crop, recipe.augment.flip)
     else:
         samples = Crops(run.train, seed, _augment(recipe))
     share = Share(stage.batch, range(first, stage.steps), accelerator.process_index, accelerator.num_processes)
@@ -173,6 +185,21 @@ def _cache(run: _Run) -> list[Tensor]:
     return run.kept
 
 
+def _penalties(run: _Run) -> list[Tensor]:
+    """The same, and what b12 makes of it: (2 L, H, W) each."""
+    mrf, device = run.model.mean_field, run.accelerator.device
+    assert mrf is not None  # keeps_penalty asked
+    both = []
+    for index, log_p in enumerate(_cache(run)):
+        known = log_p[None].to(device).float()
+        image = torch.from_numpy(run.train[index][0]).permute(2, 0, 1)[None].to(device)
+        with torch.no_grad():
+            t = mrf.triple_penalty(known.exp(), image if mrf.triple_penalty.features else None)
+        both.append(torch.cat([log_p, t[0].half().cpu()]))
+        run.watch.moved("triple penalty's output", index + 1, len(run.train), {})
+    return both
+
+
 def _network(run: _Run) -> tuple[Callable[[Tensor], Tensor], Callable[[int, int], None]]:
     """The fixed network from images to log-probabilities, and whom to tell how far it is."""
     run.model.eval()
@@ -194,7 +221,7 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
     weights = _class_weights(run, stage)
     on_gpu = accelerator.device.type == "cuda"
     optimiser = optimiser_of(model, stage)
-    wrapped, prepared = accelerator.prepare(Pass(model, stage), optimiser)
+    wrapped, prepared = accelerator.prepare(Pass(model, stage, keeps_penalty(model, recipe, stage)), optimiser)
     if tensors:
         state = {n.removeprefix("optimiser."): t for n, t in tensors.items() if n.startswith("optimiser.")}
         checkpoint.restore_optimiser(optimiser, model, state)

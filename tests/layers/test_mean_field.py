@@ -94,6 +94,20 @@ def test_without_contexts_the_triple_penalty_is_the_penalty(agree):
     agree(mrf(log_p, image), (p.log() - mrf.triple_penalty(p, image)).log_softmax(1))
 
 
+@pytest.mark.parametrize("settings", [{}, {"contexts": 0}, {"unary": "sigmoid"}], ids=str)
+def test_what_follows_the_triple_penalty_alone(settings, agree):
+    mrf = small(**settings)
+    log_p, image = inputs()
+    log_p = functional.logsigmoid(log_p) if settings.get("unary") else log_p.log_softmax(1)
+    t = mrf.triple_penalty(log_p.exp(), image)
+    with torch.no_grad():
+        given = t.clone()
+        agree(mrf.from_penalty(log_p, given), mrf(log_p, image))
+        assert torch.equal(given, t)  # nothing is written into what was passed
+    with pytest.raises(ValueError, match="t has"):
+        mrf.from_penalty(log_p, t[:, :2])
+
+
 def test_sigmoid_takes_independent_probabilities(agree):
     log_p = functional.logsigmoid(torch.randn(2, 3, 5, 6))
     image = torch.rand(2, 3, 5, 6)

@@ -144,10 +144,21 @@ class MeanField(nn.Module):
         log_q = unary
         for _ in range(self.iterations):
             t = self.triple_penalty(log_q.exp(), image, norms, links)  # b12
-            penalty = t if self.label_contexts is None else self.label_contexts(t, links)  # b13, b14
-            energy = unary - penalty if torch.is_grad_enabled() else torch.sub(unary, penalty, out=penalty)
-            log_q = energy.log_softmax(1)  # b15
+            log_q = self._update(unary, t, links)
         return log_q
+
+    def _update(self, unary: Tensor, t: Tensor, links: Links | None = None) -> Tensor:
+        penalty = t if self.label_contexts is None else self.label_contexts(t, links)  # b13, b14
+        energy = unary - penalty if torch.is_grad_enabled() else torch.sub(unary, penalty, out=penalty)
+        return energy.log_softmax(1)  # b15
+
+    def from_penalty(self, log_p: Tensor, t: Tensor) -> Tensor:
+        """b13 to b15 of the first iteration, b12 having given t = triple_penalty(log_p.exp(), image) before."""
+        check_maps("log_p", log_p, self.labels, self.dims, "labels")
+        check_maps("t", t, self.labels, self.dims, "labels")
+        with torch.autocast(log_p.device.type, enabled=False):
+            unary = log_p.log_softmax(1) if self.unary == "softmax" else log_p
+            return self._update(unary, t.clone() if self.label_contexts is None else t)
 
     def _links(self, flow: Flow | None, dtype: torch.dtype, frames: int) -> Links | None:
         """What b12 and b13 see of other frames; None leaves clips and volumes to the operators as they are."""
