@@ -52,7 +52,7 @@ def test_the_encoder_gives_five_strides():
     ]
 
 
-@pytest.mark.parametrize("factor", [2, 4])
+@pytest.mark.parametrize("factor", [2, 4, 8])
 def test_align_puts_cells_where_padding_centred_them(factor, agree):
     """Positions, upsampled, are positions: cell i is centred on pixel factor * i + factor - 1."""
     cells = factor * torch.arange(6.0) + factor - 1

@@ -54,9 +54,32 @@ def test_a_network_in_half_precision_takes_any_image(network):
         assert made(torch.zeros(1, 3, 17, 20, dtype=torch.uint8)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_gets_a_gradient(name):
-    made = build(name, 5, **SMALL[name], dropout=0.0).train()
+COARSE = [("fast", 4), ("fast", 8), ("strong", 2), ("strong", 4)]
+
+
+@pytest.mark.parametrize(("name", "stride"), COARSE)
+@pytest.mark.parametrize("size", [(1, 1), (33, 47), (64, 96)], ids=str)
+def test_a_decoder_that_ends_early_gives_the_images_size_too(name, stride, size):
+    made = build(name, 5, **SMALL[name], stride=stride).eval()
+    with torch.no_grad():
+        logits = made(torch.rand(1, 3, *size))
+    assert logits.shape == (1, 5, *size)
+    assert logits.isfinite().all()
+    assert made.config["stride"] == stride
+    assert build(name, **made.config).state_dict().keys() == made.state_dict().keys()
+    assert len(made.state_dict()) < len(build(name, 5, **SMALL[name]).state_dict())
+
+
+@pytest.mark.parametrize("name", ["fast", "strong"])
+def test_an_unknown_stride_names_the_known_ones(name):
+    with pytest.raises(ValueError, match="stride=3 is unknown: the decoder can end at"):
+        build(name, 5, stride=3)
+
+
+@pytest.mark.parametrize(("name", "stride"), [*[(name, None) for name in NAMES], *COARSE])
+def test_every_parameter_gets_a_gradient(name, stride):
+    options = SMALL[name] if stride is None else {**SMALL[name], "stride": stride}
+    made = build(name, 5, **options, dropout=0.0).train()
     # Even: a single row of cells at stride 32 would leave filters of the padding without one.
     made(torch.rand(2, 3, 96, 160)).square().mean().backward()
     for parameter_name, parameter in made.named_parameters():
