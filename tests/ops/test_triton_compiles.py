@@ -1,4 +1,4 @@
-"""Do the window sums' kernels compile for a GPU? Triton compiles without one; its interpreter lets more pass."""
+"""Do the kernels of window sums and label contexts compile for a GPU? Triton compiles without one; its interpreter lets more pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-def build(kernel, constants, halves=(), integers=(), reals=(), warps=4):
+def build(kernel, constants, halves=(), integers=(), reals=(), wholes=(), bytes=(), warps=4):
     kinds = {**dict.fromkeys(halves, "*fp16"), **dict.fromkeys(integers, "i32"), **dict.fromkeys(reals, "fp32")}
+    kinds |= {**dict.fromkeys(wholes, "*i32"), **dict.fromkeys(bytes, "*u8")}
     signature = {n: "constexpr" if n in constants else kinds.get(n, "*fp32") for n in kernel.arg_names}
     constants = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
@@ -55,9 +56,21 @@ for back in (False, True):
     )
 build(kernels.feature_pull, {**tile, "ADD": True}, halves=["queries", "keys"], integers=integers, reals=SQUARES)
 """
+CONTEXTS = """
+from deepmrf.ops import contexts_kernels_triton as kernels
+for mode, chunk in (("minimum", 0), ("softmax", 16)):
+    build(
+        kernels.correlate,
+        {"OUTPUTS": 21, "LABELS": 21, "K": 5, "GROUP": 1, "CHANNELS": 64, "SHIFTS": 1, "STEPS_ROW": 9, "STEPS": 81,
+         "BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "LOG": 4, "GROUPS": 1, "MODE": mode, "TMA_A": False,
+         "TMA_B": False, "STAGES": 3, "CHUNK": chunk},
+        halves=["buffer", "packed", "a_desc", "b_desc"], wholes=["bits_x", "bits_w"], bytes=["active"],
+        integers=["height", "width", "rows_in", "columns_in", "tiles"],
+    )
+"""
 
 
-@pytest.mark.parametrize("program", [DISTANCE, GAUSSIAN], ids=["distance", "gaussian"])
+@pytest.mark.parametrize("program", [DISTANCE, GAUSSIAN, CONTEXTS], ids=["distance", "gaussian", "contexts"])
 def test_for_a_gpu(program: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
