@@ -23,16 +23,17 @@ from deepmrf.ops.gaussian_numba_vectors import (
     VECTOR,
     add_products,
     pull,
-    similarity_1,
     similarity_3,
+    similarity_3_kept,
     similarity_any,
+    similarity_any_kept,
     weigh_pairs,
 )
 from deepmrf.ops.numba_support import compiled
 
 Array = NDArray[Any]
 
-CHUNK = 64
+CHUNK = 256
 """Offsets whose weights are computed before they are used: the buffer stays in the first cache. A multiple of STEP."""
 OVERHANG = VECTOR // 4 + STEP
 """Pixels that may be read, to no effect, after the last window of a row."""
@@ -58,12 +59,14 @@ def similarities(
     """Weights of a block's neighbours in a row, and the colours' part if wanted."""
     count, rows, line = features.shape
     plane, row = rows * line, places.shape[2]
-    if count == 3:
-        similarity_3(s, colours, features, places, to, here, there, line, plane, count, place, row, size, keep)
-    elif count == 1:
-        similarity_1(s, colours, features, places, to, here, there, line, plane, count, place, row, size, keep)
+    if count == 3 and keep:
+        similarity_3_kept(s, colours, features, places, to, here, there, line, plane, count, place, row, size)
+    elif count == 3:
+        similarity_3(s, colours, features, places, to, here, there, line, plane, count, place, row, size)
+    elif keep:
+        similarity_any_kept(s, colours, features, places, to, here, there, line, plane, count, place, row, size)
     else:
-        similarity_any(s, colours, features, places, to, here, there, line, plane, count, place, row, size, keep)
+        similarity_any(s, colours, features, places, to, here, there, line, plane, count, place, row, size)
 
 
 @compiled
@@ -77,17 +80,21 @@ def finish(
     labels = len(q)
     for r in range(down):
         for v in range(labels):
-            for i in range(here):
-                given = sums_of[(r * labels + v) * lanes + i]
-                own, total = q[v, row + r, x + i], w * given
-                if mode == FORWARD:
-                    if keep:
-                        kept[v, row + r, x + i] = total
-                    out[v, row + r, x + i] = (own * total if gate else total) + bias
-                else:
-                    back = grad[v, row + r, x + i] * kept[v, row + r, x + i] if gate else total * 0
-                    out[v, row + r, x + i] = total + back
-                    whole += np.float64(own) * given
+            totals = sums_of[(r * labels + v) * lanes : (r * labels + v) * lanes + here]
+            mine, done = q[v, row + r, x : x + here], out[v, row + r, x : x + here]
+            held = kept[v, row + r, x : x + here]
+            if mode == BACKWARD:
+                above = grad[v, row + r, x : x + here]
+                for i in range(here):
+                    whole += np.float64(mine[i]) * totals[i]
+                for i in range(here):
+                    done[i] = w * totals[i] + above[i] * held[i] if gate else w * totals[i]
+            else:
+                if keep:
+                    for i in range(here):
+                        held[i] = w * totals[i]
+                for i in range(here):
+                    done[i] = (mine[i] * (w * totals[i]) if gate else w * totals[i]) + bias
     return whole
 
 

@@ -98,24 +98,28 @@ class _Vectors:
     def accumulate(self, place: Any, a: Any, b: Any) -> None:
         self.builder.store(self.multiply_add(a, b, self.builder.load(place)), place)
 
-    def exp2_of_negative(self, x: Any) -> Any:
-        """2^-x for x >= 0; below the smallest normal number it is 0; NaN stays NaN."""
+    def exp2_of_negative(self, numbers: list[Any]) -> list[Any]:
+        """2^-x of each x >= 0; below the smallest normal number it is 0; NaN stays NaN.
+
+        Step by step for all of them, so that the processor has several to work on while it waits for one.
+        """
         b = self.builder
         mantissa, bias = (23, 127) if self.bytes == 4 else (52, 1023)
         # Its exponent would be 0: the number is. Written so that a NaN fails the comparison and is kept.
         most = self.real(float(bias))
-        x = b.select(b.fcmp_ordered("<", most, x), most, x)
+        cut = [b.select(b.fcmp_ordered("<", most, x), most, x) for x in numbers]
         # Added to a number this large, -x is rounded to a whole number, found in its lowest bits: the exponent.
         large = self.real(1.5 * 2.0**mantissa + bias)
-        shifted = b.fsub(large, x)
-        rest = b.fsub(b.fsub(large, shifted), x)
+        shifted = [b.fsub(large, x) for x in cut]
+        rounded = [b.fsub(large, x) for x in shifted]
+        rest = [b.fsub(n, x) for n, x in zip(rounded, cut, strict=True)]
         left = ir.Constant(self.integers, [mantissa] * self.lanes)
-        power = b.bitcast(b.shl(b.bitcast(shifted, self.integers), left), self.vector)
+        powers = [b.bitcast(b.shl(b.bitcast(x, self.integers), left), self.vector) for x in shifted]
         coefficients = POLYNOMIALS[self.bytes]
-        value = self.real(coefficients[0])
+        values = [self.real(coefficients[0])] * len(numbers)
         for c in coefficients[1:]:
-            value = self.multiply_add(value, rest, self.real(c))
-        return b.fmul(value, power)
+            values = [self.multiply_add(value, x, self.real(c)) for value, x in zip(values, rest, strict=True)]
+        return [b.fmul(value, power) for value, power in zip(values, powers, strict=True)]
 
 
 def _operation(arrays: int) -> Callable[[Callable[..., None]], Any]:
@@ -139,23 +143,23 @@ def _operation(arrays: int) -> Callable[[Callable[..., None]], Any]:
     return decorate
 
 
-def _similarity(features: int | None) -> Any:
-    """The operation for so many features, or for a number known when it runs."""
+def _similarity(features: int | None, keep: bool) -> Any:
+    """The operation for so many features, or for a number known when it runs; with `keep`, colours are stored."""
 
     @_operation(arrays=4)
     def similarity(
         v: Any, s: Any, colours: Any, g: Any, places: Any, to: Any, here: Any, there: Any, line: Any, plane: Any,
-        count: Any, place: Any, places_row: Any, size: Any, keep: Any,
+        count: Any, place: Any, places_row: Any, size: Any,
     ) -> None:  # fmt: skip
         """s = 2^-(colours + places), colours = sum over features of (g[j] - g[z])^2, for `size` offsets in a row.
 
-        j is at `here` and in the next lines of g, the first z at `there`; colours are stored if wanted. A line further
-        down, the neighbours are a row of places further up.
+        j is at `here` and in the next lines of g, the first z at `there`. A line further down, the same neighbours are
+        a row of places further up.
         """
         b, rows = v.builder, range(GROUP)
 
-        def centre(f: Any, r: int) -> Any:
-            return v.load(g, here, (f, plane), (r, line))
+        def centre(f: Any) -> list[Any]:
+            return [v.load(g, here, (f, plane), (r, line)) for r in rows]
 
         def add(totals: list[Any], f: Any, dx: Any, mine: list[Any]) -> None:
             other = v.load(g, there, (f, plane), dx)
@@ -163,27 +167,29 @@ def _similarity(features: int | None) -> Any:
                 step = b.fsub(one, other)
                 v.accumulate(total, step, step)
 
-        centres = [[centre(f, r) for r in rows] for f in range(features or 0)]
+        centres = [centre(f) for f in range(features or 0)]
         with cgutils.for_range(b, size) as offset:
             dx = offset.index
-            totals = [v.variable(v.real(0.0)) for _ in rows]
+            apart = [v.spread(places, place, dx, (-r, places_row)) for r in rows]
+            totals = [v.variable(v.real(0.0) if keep else apart[r]) for r in rows]
             if features is None:
                 with cgutils.for_range(b, count) as loop:
-                    add(totals, loop.index, dx, [centre(loop.index, r) for r in rows])
+                    add(totals, loop.index, dx, centre(loop.index))
             for f, mine in enumerate(centres):
                 add(totals, f, dx, mine)
-            sums = [b.load(total) for total in totals]
-            with cgutils.if_unlikely(b, b.icmp_signed("!=", keep, keep.type(0))):
+            wholes = [b.load(total) for total in totals]
+            if keep:
                 for r in rows:
-                    v.store(sums[r], colours, to, (dx, GROUP * v.lanes), r * v.lanes)
-            for r in rows:
-                whole = b.fadd(sums[r], v.spread(places, place, dx, (-r, places_row)))
-                v.store(v.exp2_of_negative(whole), s, to, (dx, GROUP * v.lanes), r * v.lanes)
+                    v.store(wholes[r], colours, to, (dx, GROUP * v.lanes), r * v.lanes)
+                wholes = [b.fadd(wholes[r], apart[r]) for r in rows]
+            for r, weight in enumerate(v.exp2_of_negative(wholes)):
+                v.store(weight, s, to, (dx, GROUP * v.lanes), r * v.lanes)
 
     return similarity
 
 
-similarity_1, similarity_3, similarity_any = _similarity(1), _similarity(3), _similarity(None)
+similarity_3, similarity_any = _similarity(3, keep=False), _similarity(None, keep=False)
+similarity_3_kept, similarity_any_kept = _similarity(3, keep=True), _similarity(None, keep=True)
 
 
 @_operation(arrays=3)
