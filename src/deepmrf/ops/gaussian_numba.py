@@ -103,7 +103,7 @@ class _Problem:
         self, mode: int, near: Tensor, centre: Tensor, q: Tensor, grad: Tensor, kept: Tensor, out: Tensor,
         pulled: Tensor, gate: bool, keep: bool, features_too: bool, frame: int = ALL,
     ) -> Tensor:  # fmt: skip
-        """Every job of a mode over windows of `near`: the sums over pairs. `frame`: only for the j there."""
+        """Every job of a mode over windows of `near`: the sums over pairs and of grad. `frame`: only the j there."""
         from deepmrf.ops import gaussian_numba_kernels as kernels
 
         lines = self.bordered(near)
@@ -117,7 +117,7 @@ class _Problem:
             first, last = frame * self.height, (frame + 1) * self.height
         strips = -(-(last - first) // ROWS)
         job: Any = kernels.job
-        sums = torch.zeros(self.maps_shape[0] * strips, 3, dtype=torch.float64)
+        sums = torch.zeros(self.maps_shape[0] * strips, 4, dtype=torch.float64)
 
         def one(index: int) -> None:
             image, strip = divmod(index, strips)
@@ -186,14 +186,14 @@ def _backward(
     grad_q = torch.empty(problem.maps_shape, dtype=problem.dtype)
     count = features.shape[1] if features_too else 1
     pulled = torch.zeros(q.shape[0], count, *problem.maps_shape[2:], dtype=problem.dtype)
-    total, by_colour, by_place = problem.run(
+    total, by_colour, by_place, by_bias = problem.run(
         BACKWARD, reaching, x, x, g, ungated, grad_q, pulled, gate, False, features_too, frame
     )
     w = weights.detach().to(torch.float64)[0]
     # The sums hold squared distances times log2(e) / 2 a^2 and log2(e) / 2 b^2.
     unit = 2 / math.log2(math.e)
     grad_bandwidths = torch.stack([w * by_colour * unit / problem.a, w * by_place * unit / problem.b])
-    grad_weights = torch.stack([total, g.sum(dtype=torch.float64)])
+    grad_weights = torch.stack([total, by_bias])
     grad_features = torch.empty(0, dtype=problem.dtype)
     if features_too:
         # The other pixel of each pair: the same with j at the centre.

@@ -29,7 +29,7 @@ from deepmrf.ops.gaussian_numba_vectors import (
     similarity_any_kept,
     weigh_pairs,
 )
-from deepmrf.ops.numba_support import compiled
+from deepmrf.ops.numba_support import compiled, compiled_sums
 
 Array = NDArray[Any]
 
@@ -69,33 +69,48 @@ def similarities(
         similarity_any(s, colours, features, places, to, here, there, line, plane, count, place, row, size)
 
 
+@compiled_sums
+def inner(a: Array, b: Array) -> float:
+    """<a, b> in double precision."""
+    total = 0.0
+    for i in range(len(a)):
+        total += np.float64(a[i]) * np.float64(b[i])
+    return total
+
+
+@compiled_sums
+def sum_of(a: Array) -> float:
+    """The sum in double precision."""
+    total = 0.0
+    for i in range(len(a)):
+        total += np.float64(a[i])
+    return total
+
+
 @compiled
 def finish(
-    mode: int, sums_of: Array, lanes: int, here: int, down: int, x: int, row: int, weights: Array, gate: bool,
-    keep: bool, q: Array, grad: Array, kept: Array, out: Array,
-) -> float:  # fmt: skip
-    """A block of the result, `down` rows of `here` pixels, from its sums; going back, returns <q, sums>."""
+    mode: int, sums_of: Array, pitch: int, down: int, row: int, weights: Array, gate: bool, keep: bool,
+    q: Array, grad: Array, kept: Array, out: Array, sums: Array,
+) -> None:  # fmt: skip
+    """`down` rows of the result from their sums (row, label, pixel); going back, sums += (<q, sums>, .., .., grad)."""
     w, bias = weights[0], weights[1]
-    whole = 0.0
-    labels = len(q)
+    labels, _, width = q.shape
     for r in range(down):
         for v in range(labels):
-            totals = sums_of[(r * labels + v) * lanes : (r * labels + v) * lanes + here]
-            mine, done = q[v, row + r, x : x + here], out[v, row + r, x : x + here]
-            held = kept[v, row + r, x : x + here]
+            begin = (r * labels + v) * pitch
+            totals, mine = sums_of[begin : begin + width], q[v, row + r]
+            above, held, done = grad[v, row + r], kept[v, row + r], out[v, row + r]
             if mode == BACKWARD:
-                above = grad[v, row + r, x : x + here]
-                for i in range(here):
-                    whole += np.float64(mine[i]) * totals[i]
-                for i in range(here):
+                sums[0] += inner(mine, totals)
+                sums[3] += sum_of(above)
+                for i in range(width):
                     done[i] = w * totals[i] + above[i] * held[i] if gate else w * totals[i]
             else:
                 if keep:
-                    for i in range(here):
+                    for i in range(width):
                         held[i] = w * totals[i]
-                for i in range(here):
+                for i in range(width):
                     done[i] = (mine[i] * (w * totals[i]) if gate else w * totals[i]) + bias
-    return whole
 
 
 @compiled
@@ -129,7 +144,8 @@ def job(
     features (F, R + GROUP - 1, X): scaled, with borders.
     places (T', H' + 2 (GROUP - 1), X' + OVERHANG): the scaled squared lengths of the offsets of a window.
     reach, window: how many pixels a window has before its centre, and how many in all.
-    q, grad, kept, out (L, R, W), pulled (F, R, W), sums (3,): of pairs, of pairs * colours, of pairs * places.
+    q, grad, kept, out (L, R, W), pulled (F, R, W).
+    sums (4,): of pairs, of pairs * colours, of pairs * places, of grad.
     only: the one frame whose neighbours count, or -1 for all of them.
     """
     labels, rows, width = q.shape
@@ -139,26 +155,27 @@ def job(
     parts = (labels + MOST - 1) // MOST
     s = aligned(CHUNK * GROUP * lanes, q)
     colours = aligned(CHUNK * GROUP * lanes, q)
-    total, mine = aligned(GROUP * labels * lanes, q), aligned(labels * GROUP * lanes, q)
+    # Whole rows, so that maps are read and written in long runs; an odd number of vectors apart in the cache.
+    pitch = ((width + lanes - 1) // lanes | 1) * lanes
+    total, mine = aligned(GROUP * labels * pitch, q), aligned(GROUP * labels * pitch, q)
     drawn, lengths = aligned(count * GROUP * lanes, q), aligned(2 * lanes, q)
-    by_colour, by_place, whole = 0.0, 0.0, 0.0
+    by_colour, by_place = 0.0, 0.0
     row = first
     while row < last:
         t, y = row // height, row % height
         down = min(GROUP, last - row, height - y)
         top, bottom = max(y - reach[1], 0), min(y + down - 1 - reach[1] + window[1], height)
+        total[:] = 0.0
+        if backward:
+            mine[:] = 0.0
+            for r in range(down):
+                for v in range(labels):
+                    mine[(r * labels + v) * pitch : (r * labels + v) * pitch + width] = centre[v, row + r]
         for x in range(0, width, lanes):
             here = min(lanes, width - x)
             # Offsets with a neighbour inside the image.
             left, right = max(reach[2] - x - here + 1, 0), min(reach[2] + width - x, window[2])
-            total[:] = 0.0
-            if backward:
-                mine[:] = 0.0
-                drawn[:] = 0.0
-                for v in range(labels):
-                    for r in range(down):
-                        for i in range(here):
-                            mine[(v * GROUP + r) * lanes + i] = centre[v, row + r, x + i]
+            drawn[:] = 0.0
             for dt in range(window[0]):
                 t_other = t + dt - reach[0]
                 if t_other < 0 or t_other >= depth or (only >= 0 and t_other != only):
@@ -186,14 +203,14 @@ def job(
                             for part in range(parts):
                                 v = labels * part // parts
                                 add_products(
-                                    total, s, near, v * lanes, labels * lanes, at + v * line, line, near_row, s_row,
-                                    taken, size, labels * (part + 1) // parts - v,
+                                    total, s, near, v * pitch + x, labels * pitch, pitch, at + v * line, line,
+                                    near_row, s_row, taken, size, labels * (part + 1) // parts - v,
                                 )  # fmt: skip
                         if backward:
                             for n in range(taken):
                                 weigh_pairs(
-                                    s, colours, mine, near, places, lengths, n * s_row, at + n * near_row, line, labels,
-                                    place + n * places.shape[2], places.shape[2], size,
+                                    s, colours, mine, near, places, lengths, n * s_row, x, pitch, at + n * near_row,
+                                    line, labels, place + n * places.shape[2], places.shape[2], size,
                                 )  # fmt: skip
                             if features_too:
                                 plane = features.shape[1] * line
@@ -208,14 +225,13 @@ def job(
                                 by_colour += lengths[i]
                                 by_place += lengths[lanes + i]
                             lengths[:] = 0.0
-            if mode != PAIRS:
-                whole += finish(mode, total, lanes, here, down, x, row, weights, gate, keep, q, grad, kept, out)
-            if backward and features_too:
+            if features_too:
                 for f in range(count):
                     for r in range(down):
                         for i in range(here):
                             pulled[f, row + r, x + i] += drawn[(f * GROUP + r) * lanes + i]
+        if mode != PAIRS:
+            finish(mode, total, pitch, down, row, weights, gate, keep, q, grad, kept, out, sums)
         row += down
-    sums[0] += whole
     sums[1] += by_colour
     sums[2] += by_place

@@ -195,7 +195,7 @@ similarity_3_kept, similarity_any_kept = _similarity(3, keep=True), _similarity(
 @_operation(arrays=3)
 def add_products(
     v: Any, total: Any, s: Any, x: Any,
-    to: Any, to_row: Any, at: Any, line: Any, row: Any, s_row: Any, rows: Any, size: Any, labels: Any,
+    to: Any, to_row: Any, pitch: Any, at: Any, line: Any, row: Any, s_row: Any, rows: Any, size: Any, labels: Any,
 ) -> None:  # fmt: skip
     """total[r, label] += sum of s[r] * x[label], for up to MOST labels, over rows of x and `size` offsets in each."""
     b = v.builder
@@ -205,7 +205,7 @@ def add_products(
         block = b.append_basic_block(f"labels_{count}")
         choice.add_case(labels.type(count), block)
         b.position_at_end(block)
-        places = [(r, k, (to, (r, to_row), k * v.lanes)) for r in range(GROUP) for k in range(count)]
+        places = [(r, k, (to, (r, to_row), (k, pitch))) for r in range(GROUP) for k in range(count)]
         sums = {(r, k): v.variable(v.load(total, *place)) for r, k, place in places}
         with cgutils.for_range(b, rows) as outer:
             first, weight = v.index(at, (outer.index, row)), v.index((outer.index, s_row))
@@ -225,7 +225,7 @@ def add_products(
 @_operation(arrays=6)
 def weigh_pairs(
     v: Any, s: Any, colours: Any, mine: Any, x: Any, places: Any, sums: Any,
-    to: Any, at: Any, line: Any, labels: Any, place: Any, places_row: Any, size: Any,
+    to: Any, own_at: Any, pitch: Any, at: Any, line: Any, labels: Any, place: Any, places_row: Any, size: Any,
 ) -> None:  # fmt: skip
     """s *= mine . x, over labels; sums (2, vector) += (s * colours, s * places), for `size` offsets, STEP at a time."""
     b, rows = v.builder, range(GROUP)
@@ -233,7 +233,7 @@ def weigh_pairs(
     with cgutils.for_range_slice(b, size.type(0), size, size.type(STEP)) as (dx, _):
         pairs = {(r, k): v.variable(v.real(0.0)) for k in range(STEP) for r in rows}
         with cgutils.for_range(b, labels) as label:
-            own = [v.load(mine, (label.index, GROUP * v.lanes), r * v.lanes) for r in rows]
+            own = [v.load(mine, own_at, (label.index, pitch), (r, labels, pitch)) for r in rows]
             for k in range(STEP):
                 other = v.load(x, at, (label.index, line), dx, k)
                 for r in rows:
