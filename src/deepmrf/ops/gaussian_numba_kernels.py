@@ -35,6 +35,8 @@ Array = NDArray[Any]
 
 CHUNK = 256
 """Offsets whose weights are computed before they are used: the buffer stays in the first cache. A multiple of STEP."""
+SPAN = 512
+"""Pixels of a row whose sums are kept at once, so that maps are read and written in long runs. A multiple of VECTOR."""
 OVERHANG = VECTOR // 4 + STEP
 """Pixels that may be read, to no effect, after the last window of a row."""
 FORWARD, BACKWARD, PAIRS = 0, 1, 2
@@ -89,17 +91,17 @@ def sum_of(a: Array) -> float:
 
 @compiled
 def finish(
-    mode: int, sums_of: Array, pitch: int, down: int, row: int, weights: Array, gate: bool, keep: bool,
-    q: Array, grad: Array, kept: Array, out: Array, sums: Array,
+    mode: int, sums_of: Array, pitch: int, down: int, row: int, x: int, end: int, weights: Array, gate: bool,
+    keep: bool, q: Array, grad: Array, kept: Array, out: Array, sums: Array,
 ) -> None:  # fmt: skip
-    """`down` rows of the result from their sums (row, label, pixel); going back, sums += (<q, sums>, .., .., grad)."""
+    """`down` rows of the result, x .. end - 1, from their sums (row, label, pixel); going back, adds to `sums` too."""
     w, bias = weights[0], weights[1]
-    labels, _, width = q.shape
+    labels, width = len(q), end - x
     for r in range(down):
         for v in range(labels):
             begin = (r * labels + v) * pitch
-            totals, mine = sums_of[begin : begin + width], q[v, row + r]
-            above, held, done = grad[v, row + r], kept[v, row + r], out[v, row + r]
+            totals, mine, above = sums_of[begin : begin + width], q[v, row + r, x:end], grad[v, row + r, x:end]
+            held, done = kept[v, row + r, x:end], out[v, row + r, x:end]
             if mode == BACKWARD:
                 sums[0] += inner(mine, totals)
                 sums[3] += sum_of(above)
@@ -153,26 +155,27 @@ def job(
     lanes = VECTOR // q.itemsize
     backward = mode != FORWARD
     parts = (labels + MOST - 1) // MOST
-    s = aligned(CHUNK * GROUP * lanes, q)
-    colours = aligned(CHUNK * GROUP * lanes, q)
-    # Whole rows, so that maps are read and written in long runs; an odd number of vectors apart in the cache.
-    pitch = ((width + lanes - 1) // lanes | 1) * lanes
-    total, mine = aligned(GROUP * labels * pitch, q), aligned(GROUP * labels * pitch, q)
+    s, colours = aligned(CHUNK * GROUP * lanes, q), aligned(CHUNK * GROUP * lanes if backward else 0, q)
+    # An odd number of vectors apart, or they would share few places in the first cache.
+    pitch = ((min(width, SPAN) + lanes - 1) // lanes | 1) * lanes
+    total, mine = aligned(GROUP * labels * pitch, q), aligned(GROUP * labels * pitch if backward else 0, q)
     drawn, lengths = aligned(count * GROUP * lanes, q), aligned(2 * lanes, q)
     by_colour, by_place = 0.0, 0.0
-    row = first
+    near_row, plane, places_row = labels * line, features.shape[1] * line, places.shape[2]
+    row, start = first, 0
     while row < last:
         t, y = row // height, row % height
-        down = min(GROUP, last - row, height - y)
+        down, end = min(GROUP, last - row, height - y), min(start + SPAN, width)
         top, bottom = max(y - reach[1], 0), min(y + down - 1 - reach[1] + window[1], height)
         total[:] = 0.0
+        mine[:] = 0.0
         if backward:
-            mine[:] = 0.0
             for r in range(down):
                 for v in range(labels):
-                    mine[(r * labels + v) * pitch : (r * labels + v) * pitch + width] = centre[v, row + r]
-        for x in range(0, width, lanes):
-            here = min(lanes, width - x)
+                    to = (r * labels + v) * pitch
+                    mine[to : to + end - start] = centre[v, row + r, start:end]
+        for x in range(start, end, lanes):
+            here, mid = min(lanes, width - x), row * line + x + reach[2]
             # Offsets with a neighbour inside the image.
             left, right = max(reach[2] - x - here + 1, 0), min(reach[2] + width - x, window[2])
             drawn[:] = 0.0
@@ -189,36 +192,31 @@ def job(
                     for begin in range(top, bottom, lines):
                         taken = min(lines, bottom - begin)
                         other = t_other * height + begin
-                        dy = begin - y + reach[1] + GROUP - 1
-                        place = (dt * places.shape[1] + dy) * places.shape[2] + dx
-                        mid = row * line + x + reach[2]
+                        place = (dt * places.shape[1] + begin - y + reach[1] + GROUP - 1) * places_row + dx
+                        there, at = other * line + x + dx, other * near_row + x + dx
                         for n in range(taken):
                             similarities(
-                                s, colours, n * s_row, features, mid, (other + n) * line + x + dx, places,
-                                place + n * places.shape[2], size, backward,
+                                s, colours, n * s_row, features, mid, there + n * line, places, place + n * places_row,
+                                size, backward,
                             )  # fmt: skip
-                        near_row = labels * line
-                        at = other * near_row + x + dx
                         if mode != PAIRS:
                             for part in range(parts):
                                 v = labels * part // parts
                                 add_products(
-                                    total, s, near, v * pitch + x, labels * pitch, pitch, at + v * line, line,
+                                    total, s, near, v * pitch + x - start, labels * pitch, pitch, at + v * line, line,
                                     near_row, s_row, taken, size, labels * (part + 1) // parts - v,
                                 )  # fmt: skip
                         if backward:
                             for n in range(taken):
                                 weigh_pairs(
-                                    s, colours, mine, near, places, lengths, n * s_row, x, pitch, at + n * near_row,
-                                    line, labels, place + n * places.shape[2], places.shape[2], size,
+                                    s, colours, mine, near, places, lengths, n * s_row, x - start, pitch,
+                                    at + n * near_row, line, labels, place + n * places_row, places_row, size,
                                 )  # fmt: skip
-                            if features_too:
-                                plane = features.shape[1] * line
-                                for f in range(count):
-                                    for n in range(taken):
+                                if features_too:
+                                    for f in range(count):
                                         pull(
                                             drawn, s, features, f * GROUP * lanes, f * plane + mid,
-                                            f * plane + (other + n) * line + x + dx, line, n * s_row, size,
+                                            f * plane + there + n * line, line, n * s_row, size,
                                         )  # fmt: skip
                             # Few enough terms for float32; from here on there are many.
                             for i in range(lanes):
@@ -231,7 +229,10 @@ def job(
                         for i in range(here):
                             pulled[f, row + r, x + i] += drawn[(f * GROUP + r) * lanes + i]
         if mode != PAIRS:
-            finish(mode, total, pitch, down, row, weights, gate, keep, q, grad, kept, out, sums)
-        row += down
+            finish(mode, total, pitch, down, row, start, end, weights, gate, keep, q, grad, kept, out, sums)
+        if end < width:
+            start = end
+        else:
+            row, start = row + down, 0
     sums[1] += by_colour
     sums[2] += by_place

@@ -16,17 +16,20 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir  # type: ignore[import-untyped, unused-ignore]
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 GROUP = 3
 """Rows of pixels that share their neighbours."""
-_MANY = bool(binding.get_host_cpu_features().get("avx512vl"))
-VECTOR = 64 if _MANY else 32
+_features: str = cpu_target.target_context.codegen().magic_tuple()[2]
+WIDE = "+avx512vl" in _features
+"""Does numba compile for 32 registers of 64 bytes? Else they are taken to be 16 of 32 bytes."""
+VECTOR = 64 if WIDE else 32
 """Bytes in a vector."""
-MOST = 8 if _MANY else 4
-"""Labels summed at once: GROUP x MOST sums and what they need fit 32 registers, or 16."""
+MOST = 8 if WIDE else 4
+"""Labels summed at once: GROUP x MOST sums and what they need fit the registers."""
 STEP = 4
 """Offsets whose pairs are summed at once, for the same reason."""
 
@@ -254,7 +257,7 @@ def pull(
 ) -> None:  # fmt: skip
     """total[r] += sum of pairs[r] * (g[j] - g[z]), over `size` offsets in a row, for one feature."""
     b, rows = v.builder, range(GROUP)
-    sums = [v.variable(v.load(total, to, r * v.lanes)) for r in rows]
+    sums = [v.variable(v.real(0.0)) for _ in rows]  # from 0 on: terms of either sign, summed row by row
     centres = [v.load(g, here, (r, line)) for r in rows]
     with cgutils.for_range(b, size) as offset:
         other = v.load(g, there, offset.index)
@@ -262,4 +265,4 @@ def pull(
             pair = v.load(pairs, at, (offset.index, GROUP * v.lanes), r * v.lanes)
             v.accumulate(sums[r], pair, b.fsub(centres[r], other))
     for r in rows:
-        v.store(b.load(sums[r]), total, to, r * v.lanes)
+        v.store(b.fadd(v.load(total, to, r * v.lanes), b.load(sums[r])), total, to, r * v.lanes)
