@@ -20,6 +20,8 @@ from deepmrf.ops.window import ALL, box_sum, reaches
 
 ROWS = 9
 """Rows of pixels in a job: whole groups."""
+SPAN = 1024
+"""Pixels of a row in a job: their sums stay in the second cache."""
 
 
 def _suits(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) -> bool:
@@ -53,7 +55,8 @@ class _Problem:
         spacing: Sequence[float],
         mirrored: bool,
     ) -> None:
-        from deepmrf.ops.gaussian_numba_kernels import FAR, GROUP, OVERHANG
+        from deepmrf.ops.gaussian_numba_kernels import FAR, OVERHANG
+        from deepmrf.ops.gaussian_numba_vectors import GROUP
 
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.deep = q.dim() == 5
@@ -115,19 +118,20 @@ class _Problem:
             only = frame
         elif frame != ALL and self.deep:
             first, last = frame * self.height, (frame + 1) * self.height
-        strips = -(-(last - first) // ROWS)
+        rows, columns = range(first, last, ROWS), range(0, self.width, SPAN)
+        parts = [(image, y, x) for image in range(self.maps_shape[0]) for y in rows for x in columns]
         job: Any = kernels.job
-        sums = torch.zeros(self.maps_shape[0] * strips, 4, dtype=torch.float64)
+        sums = torch.zeros(len(parts), 4, dtype=torch.float64)
 
-        def one(index: int) -> None:
-            image, strip = divmod(index, strips)
+        def part(index: int) -> None:
+            image, y, x = parts[index]
             job(
                 mode, self.height, lines[image], middle[image], features[image], places, self.before, self.window,
-                self.weights, gate, keep, features_too, *[x[image] for x in maps], sums[index].numpy(),
-                first + strip * ROWS, min(first + (strip + 1) * ROWS, last), only,
+                self.weights, gate, keep, features_too, *[one[image] for one in maps], sums[index].numpy(), y,
+                min(y + ROWS, last), x, min(x + SPAN, self.width), only,
             )  # fmt: skip
 
-        run_jobs(one, len(sums))
+        run_jobs(part, len(parts))
         return sums.sum(0)
 
 

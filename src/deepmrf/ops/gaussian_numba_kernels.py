@@ -3,8 +3,8 @@
     total[j, v] = sum over z of s(j, z) x[z, v]        and, for the gradients,   pair(j, z) = s(j, z) x[z] . y[j]
 
 Pixels j side by side are the lanes of a vector, and GROUP rows of them are a block: for an offset dx and a row of
-neighbours z, a vector of x serves all rows of the block, and sums stay in registers for all offsets. s is computed once
-for all labels, into a buffer of a few kilobytes, for CHUNK offsets at once.
+neighbours z, a vector of x serves all rows of the block, and their sums stay in registers for CHUNK offsets. s is
+computed once for all labels, for as many offsets, into a buffer that stays in the cache.
 
 This module imports numba: import it on first use only.
 """
@@ -34,9 +34,7 @@ from deepmrf.ops.numba_support import compiled, compiled_sums
 Array = NDArray[Any]
 
 CHUNK = 256
-"""Offsets whose weights are computed before they are used: the buffer stays in the first cache. A multiple of STEP."""
-SPAN = 512
-"""Pixels of a row whose sums are kept at once, so that maps are read and written in long runs. A multiple of VECTOR."""
+"""Offsets whose weights are computed before they are used: few enough for the second cache. A multiple of STEP."""
 OVERHANG = VECTOR // 4 + STEP
 """Pixels that may be read, to no effect, after the last window of a row."""
 FORWARD, BACKWARD, PAIRS = 0, 1, 2
@@ -137,10 +135,13 @@ def job(
     sums: Array,
     first: int,
     last: int,
+    start: int,
+    end: int,
     only: int,
 ) -> None:
-    """Rows first .. last - 1 of an image's R rows: the window sum unless the mode is PAIRS, and pairs unless FORWARD.
+    """Part of an image: the window sum unless the mode is PAIRS, and pairs unless FORWARD.
 
+    It is rows first .. last - 1 of R, and start .. end - 1 in each; start is a multiple of VECTOR.
     near (R, L, X): what is summed over windows, with borders along x.
     centre (L, R, W): what it meets at the centre of the window in a pair.
     features (F, R + GROUP - 1, X): scaled, with borders.
@@ -157,25 +158,26 @@ def job(
     parts = (labels + MOST - 1) // MOST
     s, colours = aligned(CHUNK * GROUP * lanes, q), aligned(CHUNK * GROUP * lanes if backward else 0, q)
     # An odd number of vectors apart, or they would share few places in the first cache.
-    pitch = ((min(width, SPAN) + lanes - 1) // lanes | 1) * lanes
+    pitch = ((end - start + lanes - 1) // lanes | 1) * lanes
     total, mine = aligned(GROUP * labels * pitch, q), aligned(GROUP * labels * pitch if backward else 0, q)
     drawn, lengths = aligned(count * GROUP * lanes, q), aligned(2 * lanes, q)
     by_colour, by_place = 0.0, 0.0
     near_row, plane, places_row = labels * line, features.shape[1] * line, places.shape[2]
-    row, start = first, 0
+    row = first
     while row < last:
         t, y = row // height, row % height
-        down, end = min(GROUP, last - row, height - y), min(start + SPAN, width)
+        down = min(GROUP, last - row, height - y)
         top, bottom = max(y - reach[1], 0), min(y + down - 1 - reach[1] + window[1], height)
         total[:] = 0.0
         mine[:] = 0.0
         if backward:
             for r in range(down):
                 for v in range(labels):
-                    to = (r * labels + v) * pitch
-                    mine[to : to + end - start] = centre[v, row + r, start:end]
+                    to, given = (r * labels + v) * pitch, centre[v, row + r, start:end]
+                    for i in range(end - start):  # numba takes seconds to compile the assignment of a slice
+                        mine[to + i] = given[i]
         for x in range(start, end, lanes):
-            here, mid = min(lanes, width - x), row * line + x + reach[2]
+            here, mid = min(lanes, end - x), row * line + x + reach[2]
             # Offsets with a neighbour inside the image.
             left, right = max(reach[2] - x - here + 1, 0), min(reach[2] + width - x, window[2])
             drawn[:] = 0.0
@@ -230,9 +232,6 @@ def job(
                             pulled[f, row + r, x + i] += drawn[(f * GROUP + r) * lanes + i]
         if mode != PAIRS:
             finish(mode, total, pitch, down, row, start, end, weights, gate, keep, q, grad, kept, out, sums)
-        if end < width:
-            start = end
-        else:
-            row, start = row + down, 0
+        row += down
     sums[1] += by_colour
     sums[2] += by_place
