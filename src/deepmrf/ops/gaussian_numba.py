@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from deepmrf.ops.backends import Implementation
 from deepmrf.ops.distance import unit_features
 from deepmrf.ops.numba_support import available, run_jobs
 from deepmrf.ops.window import ALL, box_sum, reaches
 
-ROWS = 8
-"""Rows of pixels in a job."""
+ROWS = 9
+"""Rows of pixels in a job: whole groups."""
+SPAN = 1024
+"""Pixels of a row in a job: their sums stay in the second cache."""
 
 
 def _suits(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) -> bool:
@@ -34,9 +37,9 @@ def _suits(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) 
     )
 
 
-def _up(size: int, step: int) -> int:
-    """size, rounded up to whole steps."""
-    return -(-size // step) * step
+def _spread(size: int) -> int:
+    """size, rounded up to an odd number of cache lines: rows that begin at far apart places in a cache."""
+    return (-(-size // 16) | 1) * 16
 
 
 class _Problem:
@@ -52,7 +55,8 @@ class _Problem:
         spacing: Sequence[float],
         mirrored: bool,
     ) -> None:
-        from deepmrf.ops.gaussian_numba_kernels import FAR, LANES, LEAD
+        from deepmrf.ops.gaussian_numba_kernels import FAR, OVERHANG
+        from deepmrf.ops.gaussian_numba_vectors import GROUP
 
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.deep = q.dim() == 5
@@ -64,19 +68,17 @@ class _Problem:
         self.rows = size[0] * size[1]
         self.maps_shape = (q.shape[0], q.shape[1], self.rows, self.width)
         self.before = tuple(before for before, _ in cut)
-        self.size_x = cut[2][0] + cut[2][1] + 1
-        neighbours = _up(self.size_x, LANES)
-        # Tiles and vectors overhang the last window of a row.
-        self.length = self.width + neighbours + 3 * LANES
+        self.window = tuple(before + after + 1 for before, after in cut)
+        self.length = _spread(self.width + self.window[2] + OVERHANG)
 
         # 2^-x is cheaper than e^-x, and the factors of both squared distances go into what they are computed from.
         self.a, self.b = bandwidths.detach().to(torch.float64)
         self.colour_scale = math.sqrt(0.5 * math.log2(math.e)) / self.a
         place_scale = 0.5 * math.log2(math.e) / self.b**2
         count = features.shape[1]
-        self.features = torch.zeros(q.shape[0], count, self.rows, self.length, dtype=self.dtype)
+        self.features = torch.zeros(q.shape[0], count, self.rows + GROUP - 1, self.length, dtype=self.dtype)
         scaled = unit_features(features.detach(), self.dtype) * self.colour_scale.to(self.dtype)
-        self.features[..., self.before[2] : self.before[2] + self.width] = scaled.reshape(
+        self.features[:, :, : self.rows, self.before[2] : self.before[2] + self.width] = scaled.reshape(
             q.shape[0], count, self.rows, self.width
         )
         squares = [
@@ -85,39 +87,29 @@ class _Problem:
         ]
         near = squares[0][:, None, None] + squares[1][:, None] + squares[2]
         near[self.before] = FAR
-        self.places = torch.zeros(*near.shape[:2], LEAD + neighbours + 2 * LANES, dtype=self.dtype)
-        self.places[:, :, LEAD : LEAD + neighbours] = FAR
-        self.places[:, :, LEAD : LEAD + near.shape[2]] = near
+        # Rows that are in the windows of some rows of a group are not in those of others.
+        self.places = functional.pad(near.to(self.dtype), (0, OVERHANG, GROUP - 1, GROUP - 1), value=FAR)
         self.weights = weights.detach().to(self.dtype).numpy()
 
     def maps(self, x: Tensor) -> Tensor:
         """(B, L, R, W), in the dtype to compute in."""
         return x.detach().to(self.dtype).contiguous().view(self.maps_shape)
 
-    def bordered(self, x: Tensor, pixels_last: bool) -> Any:
-        """x (B, L, R, W) as (B, R, L, X), or (B, R, X, V) with the labels last in whole vectors; zeros outside."""
-        from deepmrf.ops.gaussian_numba_kernels import LANES
-
+    def bordered(self, x: Tensor) -> Any:
+        """x (B, L, R, W) as (B, R, L, X), zeros outside."""
         images, labels = self.maps_shape[:2]
-        inside = slice(self.before[2], self.before[2] + self.width)
-        if pixels_last:
-            lines = torch.zeros(images, self.rows, labels, self.length, dtype=self.dtype)
-            lines[..., inside] = x.transpose(1, 2)
-            return lines.numpy()
-        pixels = torch.zeros(images, self.rows, self.length, _up(labels, LANES), dtype=self.dtype)
-        pixels[:, :, inside, :labels] = x.permute(0, 2, 3, 1)
-        return pixels.numpy()
+        lines = torch.zeros(images, self.rows, labels, self.length, dtype=self.dtype)
+        lines[..., self.before[2] : self.before[2] + self.width] = x.transpose(1, 2)
+        return lines.numpy()
 
     def run(
         self, mode: int, near: Tensor, centre: Tensor, q: Tensor, grad: Tensor, kept: Tensor, out: Tensor,
         pulled: Tensor, gate: bool, keep: bool, features_too: bool, frame: int = ALL,
     ) -> Tensor:  # fmt: skip
-        """Every job of a mode over windows of `near`: the sums over pairs. `frame`: only for the j there."""
+        """Every job of a mode over windows of `near`: the sums over pairs and of grad. `frame`: only the j there."""
         from deepmrf.ops import gaussian_numba_kernels as kernels
 
-        empty = torch.zeros(self.maps_shape[0], 1, 1, 1, dtype=self.dtype).numpy()
-        pixels = empty if mode == kernels.PAIRS else self.bordered(near, pixels_last=False)
-        lines = empty if mode == kernels.FORWARD else self.bordered(near, pixels_last=True)
+        lines = self.bordered(near)
         maps = [x.numpy() for x in (q, grad, kept, out, pulled)]
         middle, features, places = centre.numpy(), self.features.numpy(), self.places.numpy()
         # Going back, j is in the window of every pixel z; else it is the centre of its own.
@@ -126,19 +118,20 @@ class _Problem:
             only = frame
         elif frame != ALL and self.deep:
             first, last = frame * self.height, (frame + 1) * self.height
-        strips = -(-(last - first) // ROWS)
+        rows, columns = range(first, last, ROWS), range(0, self.width, SPAN)
+        parts = [(image, y, x) for image in range(self.maps_shape[0]) for y in rows for x in columns]
         job: Any = kernels.job
-        sums = torch.zeros(self.maps_shape[0] * strips, 3, dtype=torch.float64)
+        sums = torch.zeros(len(parts), 4, dtype=torch.float64)
 
-        def one(index: int) -> None:
-            image, strip = divmod(index, strips)
+        def part(index: int) -> None:
+            image, y, x = parts[index]
             job(
-                mode, self.height, pixels[image], lines[image], middle[image], features[image], places, self.before,
-                self.size_x, self.weights, gate, keep, features_too, *[x[image] for x in maps], sums[index].numpy(),
-                first + strip * ROWS, min(first + (strip + 1) * ROWS, last), only,
+                mode, self.height, lines[image], middle[image], features[image], places, self.before, self.window,
+                self.weights, gate, keep, features_too, *[one[image] for one in maps], sums[index].numpy(), y,
+                min(y + ROWS, last), x, min(x + SPAN, self.width), only,
             )  # fmt: skip
 
-        run_jobs(one, len(sums))
+        run_jobs(part, len(parts))
         return sums.sum(0)
 
 
@@ -197,14 +190,14 @@ def _backward(
     grad_q = torch.empty(problem.maps_shape, dtype=problem.dtype)
     count = features.shape[1] if features_too else 1
     pulled = torch.zeros(q.shape[0], count, *problem.maps_shape[2:], dtype=problem.dtype)
-    total, by_colour, by_place = problem.run(
+    total, by_colour, by_place, by_bias = problem.run(
         BACKWARD, reaching, x, x, g, ungated, grad_q, pulled, gate, False, features_too, frame
     )
     w = weights.detach().to(torch.float64)[0]
     # The sums hold squared distances times log2(e) / 2 a^2 and log2(e) / 2 b^2.
     unit = 2 / math.log2(math.e)
     grad_bandwidths = torch.stack([w * by_colour * unit / problem.a, w * by_place * unit / problem.b])
-    grad_weights = torch.stack([total, g.sum(dtype=torch.float64)])
+    grad_weights = torch.stack([total, by_bias])
     grad_features = torch.empty(0, dtype=problem.dtype)
     if features_too:
         # The other pixel of each pair: the same with j at the centre.
