@@ -1,4 +1,4 @@
-"""Do the kernels of window sums and label contexts compile for a GPU? Triton compiles without one; its interpreter lets more pass."""
+"""Do the kernels compile for a GPU? Triton compiles without one; its interpreter lets more pass."""
 
 from __future__ import annotations
 

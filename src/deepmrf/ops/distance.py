@@ -230,10 +230,13 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
     q, features, weights, ctx.window, ctx.spacing, ctx.gate, keep, ctx.frame = inputs
     if ctx.gate and not keep:
         raise RuntimeError("deepmrf::distance_penalty needs keep=True for a gradient through the gate.")
+    ctx.set_materialize_grads(False)  # zeros for the sum that is kept would be a tensor as large as q
     ctx.save_for_backward(output[1], q, features, weights)
 
 
 def _gradients(ctx, grad, _):  # type: ignore[no-untyped-def]
+    if grad is None:
+        return (None,) * 8
     features_too = ctx.needs_input_grad[1]
     q_, features_, weights_ = _operator_backward(
         grad, *ctx.saved_tensors, ctx.window, ctx.spacing, ctx.gate, features_too, ctx.frame

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepmrf.ops import gaussian_numba_vectors
 from deepmrf.ops.gaussian_numba_vectors import (
     GROUP,
     MOST,
@@ -29,7 +30,7 @@ from deepmrf.ops.gaussian_numba_vectors import (
     similarity_any_kept,
     weigh_pairs,
 )
-from deepmrf.ops.numba_support import compiled, compiled_sums
+from deepmrf.ops.numba_support import compiled, compiled_from, compiled_sums
 
 Array = NDArray[Any]
 
@@ -51,7 +52,7 @@ def aligned(size: int, like: Array) -> Array:
     return made[skip : skip + size]
 
 
-@compiled
+@compiled_from(gaussian_numba_vectors)
 def similarities(
     s: Array, colours: Array, to: int, features: Array, here: int, there: int, places: Array, place: int, size: int,
     keep: bool,
@@ -113,7 +114,7 @@ def finish(
                     done[i] = (mine[i] * (w * totals[i]) if gate else w * totals[i]) + bias
 
 
-@compiled
+@compiled_from(gaussian_numba_vectors)
 def job(
     mode: int,
     height: int,

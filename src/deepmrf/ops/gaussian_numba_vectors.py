@@ -6,9 +6,6 @@ has no vector exp to call); both are therefore spelt out here. LLVM turns them i
 Every operation is for a group of GROUP rows of pixels j, one vector each, whose neighbours z are in one row: z is read
 once for the group. The numbers that belong to the offsets dx of a row, s and colours, are (dx, GROUP, vector).
 
-numba keeps compiled kernels until gaussian_numba_kernels.py changes, and does not look at this file: after a change
-here, touch that one.
-
 This module imports numba: import it on first use only.
 """
 
