@@ -6,7 +6,7 @@ predictions   deepmrf fit, deepmrf refine
 data          deepmrf data get, deepmrf data check
 export        deepmrf export
 bench         deepmrf bench
-threads       how threads wait
+process       how threads wait, and what becomes of freed memory
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 import deepmrf
-from deepmrf.cli import threads  # first: before anything imports PyTorch
+from deepmrf.cli import process  # first: before anything imports PyTorch
 from deepmrf.cli.bench import BENCH_HELP, bench_command
 from deepmrf.cli.data import data_app
 from deepmrf.cli.export import EXPORT_HELP, export_command
@@ -60,4 +60,4 @@ app.command(name="export", help=EXPORT_HELP)(export_command)
 app.command(name="bench", help=BENCH_HELP)(bench_command)
 app.add_typer(data_app, name="data")
 
-__all__ = ["app", "main", "threads"]
+__all__ = ["app", "main", "process"]

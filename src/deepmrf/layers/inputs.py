@@ -69,6 +69,7 @@ def check_finite(name: str, maps: Tensor) -> None:
     if torch.compiler.is_compiling() or maps.device.type != "cpu":
         return
     # One pass without a temporary; log-probabilities of -inf are fine, they mean "impossible".
-    total = float(maps.detach().sum(dtype=torch.float64))
+    wide = torch.float32 if maps.dtype in (torch.float16, torch.bfloat16) else maps.dtype
+    total = float(maps.detach().sum(dtype=wide))
     if math.isnan(total) or total == math.inf:
         raise ValueError(f"{name} holds NaN (or +inf): look for a division by zero or an overflow before this layer.")

@@ -133,17 +133,18 @@ class MeanField(nn.Module):
 
     def _iterate(self, log_p: Tensor, image: Tensor | None, flow: Flow | None) -> Tensor:
         dtype = torch.promote_types(torch.promote_types(log_p.dtype, self.triple_penalty.scale.dtype), torch.float32)
-        real = log_p.to(dtype)
-        unary = real.log_softmax(1) if self.unary == "softmax" else real
+        # What all labels of a pixel have in common is lost in softmax, so that log_p need not be normalised for b15.
+        unary = log_p.to(dtype)
+        q = unary.softmax(1) if self.unary == "softmax" else unary.exp()
+        log_q = unary
         if not self.triple_penalty.features:
             image = None
         elif image is not None and image.dtype != torch.uint8:
             image = image.to(dtype)
         links = self._links(flow, dtype, log_p.shape[2])
         norms = self.triple_penalty.norms(unary, image, links)
-        log_q = unary
-        for _ in range(self.iterations):
-            t = self.triple_penalty(log_q.exp(), image, norms, links)  # b12
+        for iteration in range(self.iterations):
+            t = self.triple_penalty(log_q.exp() if iteration else q, image, norms, links)  # b12
             log_q = self._update(unary, t, links)
         return log_q
 
@@ -157,8 +158,7 @@ class MeanField(nn.Module):
         check_maps("log_p", log_p, self.labels, self.dims, "labels")
         check_maps("t", t, self.labels, self.dims, "labels")
         with torch.autocast(log_p.device.type, enabled=False):
-            unary = log_p.log_softmax(1) if self.unary == "softmax" else log_p
-            return self._update(unary, t.clone() if self.label_contexts is None else t)
+            return self._update(log_p, t.clone() if self.label_contexts is None else t)
 
     def _links(self, flow: Flow | None, dtype: torch.dtype, frames: int) -> Links | None:
         """What b12 and b13 see of other frames; None leaves clips and volumes to the operators as they are."""
