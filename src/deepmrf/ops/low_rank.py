@@ -78,6 +78,12 @@ def coarse_filters(weight: Tensor, stride: int) -> Tensor:
     return weight
 
 
+def _block_means(t: Tensor, stride: int) -> Tensor:
+    if stride == 2 and t.device.type == "cpu":  # halfway between four pixels lies their mean, and this has vectors
+        return functional.interpolate(t, scale_factor=0.5, mode="bilinear", align_corners=False)
+    return functional.avg_pool2d(t, stride)
+
+
 def strided_contexts(t: Tensor, filters: Tensor | Factors, bias: Tensor, contexts: int, stride: int) -> Tensor:
     """o14 computed for blocks of stride x stride pixels and interpolated. filters: weight, or (first, second).
 
@@ -87,7 +93,7 @@ def strided_contexts(t: Tensor, filters: Tensor | Factors, bias: Tensor, context
         raise ValueError(f"stride={stride} must be at least 1 pixel: 1 is every pixel.")
     high, wide = t.shape[2:]
     if stride > 1:
-        t = functional.avg_pool2d(functional.pad(t, (0, -wide % stride, 0, -high % stride)), stride)
+        t = _block_means(functional.pad(t, (0, -wide % stride, 0, -high % stride)), stride)
     if isinstance(filters, Tensor):
         o14 = label_contexts(t, coarse_filters(filters, stride) if stride > 1 else filters, bias, contexts)
     else:
