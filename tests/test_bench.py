@@ -242,7 +242,9 @@ def test_rows_tell_median_spread_and_ratios():
 def test_a_slope_is_put_into_words():
     assert report.in_words(report.slope([(1, 2), (10, 20), (100, 200)])).startswith("linear")
     assert report.in_words(report.slope([(1, 2), (10, 2.1), (100, 2)])).startswith("flat")
-    assert report.in_words(report.slope([(1, 1), (10, 100)])).startswith("grows")
+    assert report.in_words(report.slope([(1, 1), (10, 100)])).startswith("more than linear")
+    assert report.in_words(report.slope([(1, 1), (100, 10)])).startswith("less than linear")
+    assert report.in_words(report.slope([(1, 10), (10, 1)])).startswith("falls")
 
 
 def test_the_report_is_json_and_names_the_machine():

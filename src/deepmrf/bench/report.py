@@ -151,7 +151,8 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 def in_words(value: float) -> str:
     """What a slope means, for a title."""
-    word = "flat" if abs(value) < 0.2 else "linear" if abs(value - 1) < 0.2 else "grows"
+    words = ((-0.2, "falls"), (0.2, "flat"), (0.8, "less than linear"), (1.2, "linear"))
+    word = next((word for limit, word in words if value < limit), "more than linear")
     return f"{word} (slope {value:.2f})"
 
 
@@ -211,6 +212,10 @@ def _draw(axes: Any, rows: Sequence[Row], axis: str, what: str) -> None:
     axes.set_title(title, fontsize=9)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 10 * low:  # what is flat shall look flat
+        middle = (low * high) ** 0.5
+        axes.set_ylim(middle / 10**0.5, middle * 10**0.5)
     axes.set_xticks(sorted({row.x for row in rows}), [f"{x:,}" for x in sorted({row.x for row in rows})], fontsize=7)
     axes.set_xticks([], minor=True)
     axes.set_xlabel(_AXES[axis])
