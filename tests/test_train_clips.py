@@ -92,6 +92,20 @@ def type_in(*words: object):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
+def test_links_alone_leave_the_rest_as_it_was(recipe, tmp_path, start):
+    out = tmp_path / "run"
+    result = type_in("train", recipe, "-o", out, "--set", 'stage.mrf.learn=["links"]')
+    assert result.exit_code == 0, result.output
+    made, before = load(out / "model"), load(start).inflate()
+    moved = {name for name, value in made.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
+    assert moved == {f"mean_field.triple_penalty.{name}_weights" for name in ("frame", "link")}
+    single = type_in(
+        "train", recipe, "-o", tmp_path / "b", "--set", 'stage.mrf.learn=["links"]', "--set", "clips.frames=1"
+    )
+    assert single.exit_code == 2
+    assert "set clips.frames" in single.output
+
+
 def test_a_model_of_images_learns_from_moved_stills(recipe, tmp_path, start, data):
     out = tmp_path / "run"
     result = type_in("train", recipe, "-o", out)

@@ -21,8 +21,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PARTS = ("unary", "triple_penalty", "label_contexts")
-"""What a stage may learn."""
+PARTS = ("unary", "triple_penalty", "label_contexts", "links")
+"""What a stage may learn. The links between frames, of clips, are a part of the triple penalty."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class Stage:
     name: str
     """Any name; the paper's are unary, triple penalty, label contexts, joint."""
     learn: tuple[str, ...]
-    """The parts that learn, of "unary", "triple_penalty", "label_contexts"; the rest is fixed."""
+    """The parts that learn, of "unary", "triple_penalty", "label_contexts"; the rest is fixed. "links", for clips: only
+    what other frames weigh in the triple penalty."""
     steps: int = 1000
     """Optimiser steps."""
     batch: int = 8

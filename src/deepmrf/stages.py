@@ -80,11 +80,16 @@ def prepare(model: DeepParsingNetwork, stage: Stage, seed: int, trained: bool = 
         parts["triple_penalty"] = mrf.triple_penalty
         if mrf.label_contexts is not None:
             parts["label_contexts"] = mrf.label_contexts
+    linked = [] if mrf is None or not mrf.triple_penalty.temporal else mrf.triple_penalty.over_time()
+    if "links" in stage.learn and not linked:
+        raise RecipeError(f"stage.{stage.name}.learn has links, but the model sees single images: set clips.frames.")
     for name in stage.learn:
-        if name not in parts:
+        if name not in (*parts, "links"):
             raise RecipeError(f"stage.{stage.name}.learn has {name}, which the model lacks: see mean_field.contexts.")
     for name, part in parts.items():
         part.requires_grad_(name in stage.learn)
+    for parameter in linked if "links" in stage.learn else []:
+        parameter.requires_grad_(True)
     if mrf is None or trained:
         return
     if "label_contexts" not in stage.learn:

@@ -197,6 +197,10 @@ class TriplePenalty(nn.Module):
             return torch.stack([scale * self.colour, scale * self.position * self.per_distance, self.shift])
         return torch.stack([scale, self.shift])
 
+    def over_time(self) -> list[nn.Parameter]:
+        """With `temporal`, the parameters that only other frames have a part in."""
+        return [self.frame_weights, self.link_weights] if self.temporal else []
+
     def widths(self) -> Tensor:
         """The Gaussian kernel's bandwidths (a, b)."""
         return torch.stack([self.log_colour_width, self.log_position_width]).exp()
