@@ -347,3 +347,11 @@ def test_batch_norm_without_writing_in_place_is_the_same_bit_for_bit(monkeypatch
     before = answer(network, image)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert torch.equal(answer(network, image), before)
+
+
+def test_differences_count_in_parts_of_what_is_far_below_zero():
+    expected = torch.tensor([-0.1, -20.0, -torch.inf])
+    assert check._largest(expected, expected) == 0
+    assert check._largest(expected + torch.tensor([3e-4, 0.0, 0.0]), expected) == pytest.approx(3e-4, rel=1e-3)
+    assert check._largest(expected + torch.tensor([0.0, 3e-4, 0.0]), expected) == pytest.approx(1.5e-5, rel=0.02)
+    assert check._largest(expected * torch.nan, expected) == float("inf")

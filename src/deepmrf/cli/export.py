@@ -14,7 +14,8 @@ from deepmrf.cli.training import fail
 EXPORT_HELP = """Write a whole model, network and MRF, to one file: ONNX (.onnx) or torch.export (.pt2).
 
 It takes uint8 RGB images (batch, 3, height, width) of any size and gives log-probabilities of the same size.
-The file is run beside the model before it is put in place; a difference above 1e-4 is an error.
+The file is run beside the model before it is put in place; log-probabilities that differ by more than 1e-4 (of those
+below -1: a part of 1e-4) are an error.
 
 [bold]Examples[/bold]
 
