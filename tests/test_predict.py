@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from deepmrf import MeanField, predict
 from deepmrf.predict import averaged, enlarged_labels, grid, margin, mirrored, predictor, reach, scaled, tiled, tiles
+from deepmrf.unary.images import check_zoom
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -110,7 +111,9 @@ def test_tiles_cover_every_pixel_once(height, width, tile, edge, step):
             assert inner.stop - inner.start <= tile
             assert outer.start % step == 0
             assert outer.start <= max(0, inner.start - edge)
-            assert outer.stop == min(size, inner.stop + edge)
+            assert outer.stop >= min(size, inner.stop + edge)
+            assert outer.stop % step == 0 or outer.stop == size
+            assert outer.stop < inner.stop + edge + step
             assert (outer.start + cut.start, outer.start + cut.stop) == (inner.start, inner.stop)
     assert (count == 1).all()
 
@@ -122,6 +125,7 @@ def test_the_reach_by_hand():
     assert reach(None) == 0
     assert margin([None, field], [0.5, 2], network=13) == 200
     assert grid([None, MeanField(3, contexts=1, context_size=3, context_stride=3)]) == 96
+    assert grid([None], [check_zoom(1), check_zoom(1.5), check_zoom(1.25)]) == 128
 
 
 @pytest.mark.parametrize("wrong", [(0, 1, 1), (8, -1, 1), (8, 1, 0)])

@@ -266,6 +266,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, err
         (["--set", "stage.unary.learn=['everything']"], "everything"),
         (["--set", "seed"], "key=value"),
         (["--set", "precision=int8"], "precision='int8'"),
+        (["--set", "zoom=9"], "zoom=9.0 must be a number from 1 to 4"),
+        (["--set", "zoom=2", "--set", "unary.network=vgg16", "--set", "unary.options={}"], "only the networks fast"),
     ],
 )
 def test_bad_recipes_say_what_is_wrong(recipe, tmp_path, words, says):
@@ -291,6 +293,22 @@ def test_joint_strategy_is_one_stage(recipe, tmp_path):
     assert result.exit_code == 0, result.output
     scores = json.loads((tmp_path / "run" / "metrics.json").read_text())["val"]
     assert list(scores) == ["all at once", "all at once, network alone"]
+
+
+def test_a_finished_model_may_zoom(recipe, tmp_path):
+    plain, zoomed = tmp_path / "plain", tmp_path / "zoomed"
+    assert type_in("train", recipe, "-o", plain, *SHORT).exit_code == 0
+    result = type_in("train", recipe, "-o", zoomed, "--set", "zoom=1.5", *SHORT)
+    assert result.exit_code == 0, result.output
+    assert "zoom 1.5, network alone" in result.output
+    before, after = (DeepParsingNetwork.from_pretrained(folder / "model") for folder in (plain, zoomed))
+    assert (float(before.unary.zoom), float(after.unary.zoom)) == (1, 1.5)
+    assert all(torch.equal(a, after.state_dict()[name]) for name, a in before.state_dict().items())
+    evaluated = type_in("evaluate", zoomed / "model", "--data", "synthetic:48x64", "-o", tmp_path / "scores")
+    assert evaluated.exit_code == 0, evaluated.output
+    found = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
+    known = json.loads((zoomed / "metrics.json").read_text())["val"]
+    assert found["whole model"]["miou"] == pytest.approx(known["zoom 1.5"]["miou"], abs=1e-6)
 
 
 def test_every_recipe_of_the_project_is_valid():

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -112,10 +113,11 @@ def margin(mean_fields: Sequence[MeanField | None], scales: Sequence[float] = (1
     return math.ceil((max(reach(one) for one in mean_fields) + network) / min(1.0, *scales))
 
 
-def grid(mean_fields: Sequence[MeanField | None]) -> int:
-    """Where tiles may begin: at multiples of STEP and of the stride of strided label contexts."""
+def grid(mean_fields: Sequence[MeanField | None], zooms: Sequence[Fraction] = ()) -> int:
+    """Where tiles may begin: at multiples of STEP, also as zoomed networks see it, and of the stride of contexts."""
     contexts = [one.label_contexts for one in mean_fields if one is not None]
-    return math.lcm(STEP, *[one.stride for one in contexts if one is not None])
+    strides = [one.stride for one in contexts if one is not None]
+    return math.lcm(STEP, *[STEP * zoom.denominator for zoom in zooms], *strides)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ def _spans(size: int, tile: int, margin: int, step: int) -> list[tuple[slice, sl
     edges = [size * n // count for n in range(count + 1)]
     spans = []
     for start, stop in itertools.pairwise(edges):
-        first, last = max(0, start - margin) // step * step, min(size, stop + margin)
+        # Whole steps: a zoomed network would round the size of anything else.
+        first, last = max(0, start - margin) // step * step, min(size, -(-(stop + margin) // step) * step)
         spans.append((slice(start, stop), slice(first, last), slice(start - first, stop - first)))
     return spans
 

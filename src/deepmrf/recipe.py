@@ -142,6 +142,9 @@ class Recipe:
     clips: ClipsRecipe = ClipsRecipe()
     start: str = ""
     """A trained model to start from, with its network and its mean field: a folder, or the name of a bundled one."""
+    zoom: float = 0.0
+    """Of the finished model (fast, strong): outside training, its network sees images so many times larger. Having
+    learned from random scales, it then finds small things better. 0 leaves it as it is."""
     strategy: str = "incremental"
     """"incremental" runs the stages one after the other; "joint" learns everything at once for as many steps."""
     seed: int = 0

@@ -86,7 +86,10 @@ class Crops(Order):
 
 
 class CachedCrops(Order):
-    """Crops at the image's own scale beside what was computed before, such as log_p (L, H, W): that, image, mask."""
+    """Crops at the image's own scale beside what was computed before, such as log_p (L, H, W): that, image, mask.
+
+    What was kept in half precision stays so on its way to the GPU: it is most of what a step moves.
+    """
 
     def __init__(
         self, images: Images, seed: Sequence[int], log_p: Sequence[Tensor], crop: tuple[int, int], flip: float
@@ -102,7 +105,7 @@ class CachedCrops(Order):
         left = int(random.integers(max(image.shape[1] - width, 0) + 1))
         place = (slice(top, top + height), slice(left, left + width))
         parts = [
-            self.log_p[index][(slice(None), *place)].float(),
+            self.log_p[index][(slice(None), *place)],
             _chw(image[place]),
             torch.from_numpy(np.ascontiguousarray(mask[place])).long(),
         ]

@@ -27,6 +27,7 @@ from deepmrf.dpn import DeepParsingNetwork
 from deepmrf.models import open_model
 from deepmrf.predict import averaged, enlarged_labels, grid, margin, mirrored, predictor, scaled, tiled, tiled_labels
 from deepmrf.result import Segmentation
+from deepmrf.unary.images import NO_ZOOM
 
 TILE = {"cpu": 1024, "cuda": 2048}
 """The side of the tiles where none is given."""
@@ -93,7 +94,8 @@ class Segmenter:
         self.predict = mirrored(predict) if flip else predict
         self.size = _trained_size(self.models) if size is None and tile is None else size or None
         fields = [model.mean_field for model in self.models]
-        self.margin, self.step = margin(fields, self.scales), grid(fields)
+        zooms = [getattr(model.unary, "zoom", NO_ZOOM) for model in self.models]
+        self.margin, self.step = margin(fields, self.scales), grid(fields, zooms)
 
     @property
     def model(self) -> DeepParsingNetwork:
@@ -110,7 +112,8 @@ class Segmenter:
         """A short name of models and settings together: results of equal identity are equal."""
         digest = blake2b(digest_size=8)
         for model in self.models:
-            digest.update(repr(sorted(model.config()["labels"].items())).encode())
+            config = model.config()
+            digest.update(repr([config[part] for part in ("unary", "mean_field", "labels")]).encode())
             for name, value in model.state_dict().items():
                 digest.update(f"{name} {tuple(value.shape)}".encode())
                 digest.update(value.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8))

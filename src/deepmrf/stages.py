@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from deepmrf.dpn import DeepParsingNetwork
 from deepmrf.flow import Flow
 from deepmrf.recipe import Recipe, RecipeError, Stage
+from deepmrf.unary.images import check_zoom
 
 
 def plan(recipe: Recipe) -> tuple[Stage, ...]:
@@ -25,6 +27,18 @@ def plan(recipe: Recipe) -> tuple[Stage, ...]:
     parts = tuple(dict.fromkeys(part for stage in recipe.stage for part in stage.learn))
     steps = sum(stage.steps for stage in recipe.stage)
     return (replace(recipe.stage[0], name="all at once", learn=parts, steps=steps),)
+
+
+def zoom_of(recipe: Recipe, model: DeepParsingNetwork) -> Fraction | None:
+    """The zoom that the finished model's network gets, if any; an error where it cannot have one."""
+    if not recipe.zoom:
+        return None
+    if not hasattr(model.unary, "zoom"):
+        raise RecipeError(f"zoom={recipe.zoom:g}: only the networks fast and strong can zoom; leave it out.")
+    try:
+        return check_zoom(recipe.zoom)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
 
 
 def uses_cache(stage: Stage) -> bool:
@@ -123,6 +137,12 @@ def optimiser_of(model: DeepParsingNetwork, stage: Stage) -> torch.optim.Optimiz
         return torch.optim.SGD(groups, lr=stage.rate, momentum=0.9)
     on_gpu = next(model.parameters()).is_cuda  # one launch for all of them
     return torch.optim.AdamW(groups, lr=stage.rate, fused=on_gpu)
+
+
+def set_rates(optimiser: torch.optim.Optimizer, stage: Stage, step: int) -> None:
+    """Each group's share of its full rate, which is the one it came with."""
+    for group in optimiser.param_groups:
+        group["lr"] = group.setdefault("full", group["lr"]) * rate_at(stage, step)
 
 
 def rate_at(stage: Stage, step: int) -> float:

@@ -42,9 +42,10 @@ from deepmrf.stages import (
     over_clips,
     plan,
     prepare,
-    rate_at,
+    set_rates,
     step_unless_bad,
     uses_cache,
+    zoom_of,
 )
 from deepmrf.start import build
 
@@ -99,6 +100,7 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     data = open_data(recipe.data.train, recipe.data.train_split)
     val = open_data(recipe.data.val or recipe.data.train, recipe.data.val_split)
     model = build(recipe, data, watch.said).to(accelerator.device)
+    zoom = zoom_of(recipe, model)
     # Beside a clip's labelled frame, others may lie that are not.
     labelled = data.subset(item for item in data if item.mask) if recipe.clips.frames > 1 else data
     images = Images(labelled, lambda done, whole: watch.moved("reading images", done, whole, {}))
@@ -112,6 +114,10 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     for index, stage in enumerate(plan(recipe)):
         if index >= stage_at:
             _run_stage(run, index, stage, step_at if index == stage_at else 0, tensors if index == stage_at else {})
+    if zoom is not None:
+        average.unary.zoom = zoom  # type: ignore[assignment]
+        for name in (f"zoom {recipe.zoom:g}", f"zoom {recipe.zoom:g}, network alone"):
+            run.scores[name] = _evaluate(run, name, alone="alone" in name)
     if accelerator.is_main_process:
         average.card = Card({"val": run.scores, "seed": recipe.seed}, to_dict(recipe))
         save(average, folder / "model")
@@ -166,7 +172,8 @@ def _batches(run: _Run, index: int, stage: Stage, first: int) -> Iterator[list[T
         worker_init_fn=one_thread,
     )
     for batch in loader:
-        yield [part.to(accelerator.device, non_blocking=True) for part in batch]
+        there = [part.to(accelerator.device, non_blocking=True) for part in batch]
+        yield [part.float() if part.dtype == torch.float16 else part for part in there]
 
 
 def _augment(recipe: Recipe) -> Augment:
@@ -237,8 +244,7 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
         model.train()
         if "unary" not in stage.learn:
             model.unary.eval()  # a fixed network keeps its batch statistics and drops nothing
-        for group, full in zip(optimiser.param_groups, _full_rates(stage, optimiser), strict=True):
-            group["lr"] = full * rate_at(stage, step)
+        set_rates(optimiser, stage, step)
         with accelerator.autocast():
             log_q = wrapped(*inputs)
         loss = _loss(log_q, target, weights, stage, run)
@@ -264,12 +270,6 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
         run.scores[alone] = _evaluate(run, alone, alone=True)
     accelerator.free_memory()
     _save_state(run, index + 1, 0, None)
-
-
-def _full_rates(stage: Stage, optimiser: torch.optim.Optimizer) -> list[float]:
-    for group in optimiser.param_groups:
-        group.setdefault("full", group["lr"])
-    return [group["full"] for group in optimiser.param_groups]
 
 
 def _class_weights(run: _Run, stage: Stage) -> Tensor | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from fractions import Fraction
 
 import pytest
 import torch
 
 from deepmrf.unary import build
+from deepmrf.unary.images import check_zoom, unzoomed, zoomed
 
 SMALL = {"vgg16": {"channels": 16}, "strong": {"width": 8}, "fast": {"width": 64}}
 """Options that keep the tests quick; the encoders have one size only."""
@@ -54,7 +57,7 @@ def test_a_network_in_half_precision_takes_any_image(network):
         assert made(torch.zeros(1, 3, 17, 20, dtype=torch.uint8)).dtype == torch.bfloat16
 
 
-COARSE = [("fast", 4), ("fast", 8), ("strong", 2), ("strong", 4)]
+COARSE = [("fast", 4), ("fast", 8), ("strong", 2), ("strong", 4), ("strong", 8)]
 
 
 @pytest.mark.parametrize(("name", "stride"), COARSE)
@@ -74,6 +77,66 @@ def test_a_decoder_that_ends_early_gives_the_images_size_too(name, stride, size)
 def test_an_unknown_stride_names_the_known_ones(name):
     with pytest.raises(ValueError, match="stride=3 is unknown: the decoder can end at"):
         build(name, 5, stride=3)
+
+
+def resample_reference(maps, factor, size):
+    """Pixel i comes from place (i + 1/2) / factor - 1/2, one axis after the other; beyond the border is the border."""
+    for axis, wanted in ((2, size[0]), (3, size[1])):
+        picked = []
+        for i in range(wanted):
+            place = (i + Fraction(1, 2)) / factor - Fraction(1, 2)
+            low, last = math.floor(place), maps.shape[axis] - 1
+            one, other = (maps.select(axis, min(max(at, 0), last)) for at in (low, low + 1))
+            picked.append(one + float(place - low) * (other - one))
+        maps = torch.stack(picked, axis)
+    return maps
+
+
+ZOOMS = [(1.5, (33, 47)), (1.25, (64, 95)), (1.25, (1, 1)), (4, (9, 5)), (4 / 3, (10, 22)), (1, (3, 4))]
+
+
+@pytest.mark.parametrize(("zoom", "size"), ZOOMS, ids=str)
+def test_zooming_is_bilinear(zoom, size, agree):
+    maps, factor = torch.rand(2, 3, *size, dtype=torch.float64), Fraction(zoom).limit_denominator(8)
+    larger = zoomed(maps, check_zoom(zoom))
+    assert tuple(larger.shape[2:]) == tuple(math.ceil(n * factor) for n in size)
+    agree(larger, resample_reference(maps, factor, larger.shape[2:]))
+    agree(unzoomed(larger, size, check_zoom(zoom)), resample_reference(larger, 1 / factor, size))
+
+
+@pytest.mark.parametrize("name", ["fast", "strong"])
+@pytest.mark.parametrize(("zoom", "size"), ZOOMS[:3], ids=str)
+def test_a_zoomed_network_is_the_network_on_a_larger_image(name, zoom, size, agree):
+    made = build(name, 5, **SMALL[name], zoom=zoom).eval()
+    plain = build(name, 5, **SMALL[name]).eval()
+    plain.load_state_dict(made.state_dict())
+    image, factor = torch.rand(1, 3, *size), Fraction(zoom)
+    with torch.no_grad():
+        large = plain(resample_reference(image, factor, [math.ceil(n * factor) for n in size]))
+        agree(made(image), resample_reference(large, 1 / factor, size), 1e-3)
+        two = torch.rand(2, 3, 64, 64)
+        torch.manual_seed(0)
+        learning = made.train()(two)
+        torch.manual_seed(0)
+        assert torch.equal(learning, plain.train()(two))  # zoom is for use, not for training
+    assert made.config["zoom"] == zoom
+
+
+def test_a_zoomed_network_keeps_places(agree):
+    # A blob stays where it is: its centre of mass in a network that only looks at brightness.
+    image = torch.zeros(1, 1, 61, 83)
+    image[:, :, 20:25, 50:57] = 1
+    back = unzoomed(zoomed(image, check_zoom(1.5)), (61, 83), check_zoom(1.5))[0, 0]
+    rows, columns = torch.meshgrid(torch.arange(61.0), torch.arange(83.0), indexing="ij")
+    agree((back * rows).sum() / back.sum(), 22.0, 1e-3)
+    agree((back * columns).sum() / back.sum(), 53.0, 1e-3)
+
+
+@pytest.mark.parametrize("zoom", [0.5, 5, True, "2", float("nan")])
+@pytest.mark.parametrize("name", ["fast", "strong"])
+def test_a_bad_zoom_says_what_it_is(name, zoom):
+    with pytest.raises(ValueError, match="must be a number from 1 to 4"):
+        build(name, 5, zoom=zoom)
 
 
 @pytest.mark.parametrize(("name", "stride"), [*[(name, None) for name in NAMES], *COARSE])

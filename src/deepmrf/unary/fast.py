@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deepmrf.unary.imagenet import Loaded, read, transfer
-from deepmrf.unary.images import Normalise, check_count, check_dropout, check_stride
+from deepmrf.unary.images import (
+    NO_ZOOM,
+    Normalise,
+    check_count,
+    check_dropout,
+    check_stride,
+    check_zoom,
+    unzoomed,
+    zoomed,
+)
 
 STAGES = (
     (1, 3, 1, 1, 16),
@@ -177,6 +186,8 @@ class Fast(nn.Module):
 
     labels: L. width: the decoder's channels at strides 32, 16 and 8; 3/4 of it at 4 and 3/8 at 2.
     stride: where the decoder ends, 2, 4 or 8. The finest levels cost the most time, and borders are what an MRF mends.
+    zoom: outside training, the network sees images so many times larger. Having learned from random scales, it finds
+    small things better so; time grows with the square.
     dropout: of whole channels, before the labels, while training.
     norm_momentum: how fast batch norm's running statistics follow; short trainings from scratch need more than 0.01.
     """
@@ -191,6 +202,7 @@ class Fast(nn.Module):
         dropout: float = 0.1,
         norm_momentum: float = NORM_MOMENTUM,
         stride: int = 2,
+        zoom: float = 1,
     ) -> None:
         super().__init__()
         check_count("labels", labels)
@@ -200,7 +212,7 @@ class Fast(nn.Module):
             raise ValueError(f"width={width} must be a multiple of 8: the finer levels have 3/4 and 3/8 of it.")
         check_dropout(dropout)
         self.labels, self.width, self.dropout, self.norm_momentum = labels, width, dropout, norm_momentum
-        self.stride = stride
+        self.stride, self.zoom = stride, check_zoom(zoom)
         self.normalise = Normalise((127.0,) * 3, (128.0,) * 3, (0.0, 255.0))
         self.encoder = EfficientNetLite0()
         fine, finest = width * 3 // 4, width * 3 // 8
@@ -223,15 +235,18 @@ class Fast(nn.Module):
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: Fast(**config) is the same architecture."""
         made = {"labels": self.labels, "width": self.width, "dropout": self.dropout, "stride": self.stride}
-        return {**made, "norm_momentum": self.norm_momentum}
+        return {**made, "norm_momentum": self.norm_momentum, "zoom": float(self.zoom)}
 
     def forward(self, image: Tensor) -> Tensor:
+        zoom = NO_ZOOM if self.training else self.zoom
         # CPUs filter each channel faster when the channels of a pixel lie side by side.
-        maps = self.encoder(self.normalise(image).contiguous(memory_format=torch.channels_last))
+        seen = zoomed(self.normalise(image), zoom).contiguous(memory_format=torch.channels_last)
+        maps = self.encoder(seen)
         x = self.context(maps.pop())  # (B, width, H / 32, W / 32)
         for up in self.decoder:
             x = up(x, maps.pop())
-        return align(self.classify(x), self.stride, image.shape[-2:])  # (B, L, H, W)
+        logits = align(self.classify(x), self.stride, seen.shape[-2:])
+        return unzoomed(logits, image.shape[-2:], zoom)  # (B, L, H, W)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
         """Start the encoder from ImageNet's EfficientNet-Lite0, a safetensors file (`_conv_stem.weight`, ...)."""

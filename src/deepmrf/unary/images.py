@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torch.nn import functional
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+NO_ZOOM = Fraction(1)
 
 
 class Normalise(nn.Module):
@@ -87,6 +90,46 @@ def check_stride(value: int, known: Sequence[int]) -> None:
     """`value` is where a decoder can end."""
     if value not in known:
         raise ValueError(f"stride={value!r} is unknown: the decoder can end at {', '.join(map(str, known))}.")
+
+
+def check_zoom(value: float) -> Fraction:
+    """`value`, 1 to 4, as a fraction of small numbers: sizes are then whole numbers, also while a graph is exported."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 4:
+        raise ValueError(f"zoom={value!r} must be a number from 1 to 4: how many times larger the network sees images.")
+    return Fraction(value).limit_denominator(8)
+
+
+def zoomed(maps: Tensor, zoom: Fraction) -> Tensor:
+    """`zoom` times as large, rounded up to whole pixels."""
+    # Not by -(-n // m): exported graphs round quotients towards zero.
+    size = [(n * zoom.numerator + zoom.denominator - 1) // zoom.denominator for n in maps.shape[-2:]]
+    return maps if zoom == 1 else _resampled(maps, zoom, size)
+
+
+def unzoomed(maps: Tensor, size: Sequence[int], zoom: Fraction) -> Tensor:
+    """Back to the image's size."""
+    return maps if zoom == 1 else _resampled(maps, 1 / zoom, size)
+
+
+def _resampled(maps: Tensor, factor: Fraction, size: Sequence[int]) -> Tensor:
+    """Bilinear, `factor` times as large, cropped to `size`: pixel i comes from place (i + 1/2) / factor - 1/2.
+
+    The weights repeat every few pixels and are known exactly. Those that `interpolate` finds by counting from the
+    image's edge differ in the fifth digit from those of other programs, which is a lot to a network behind them.
+    """
+    outputs, inputs = factor.numerator, factor.denominator  # so many pixels become of so many
+    cells = [(n + inputs - 1) // inputs for n in maps.shape[-2:]]
+    maps = functional.pad(maps, (1, inputs, 1, inputs), mode="replicate")
+    for axis in (-2, -1):
+        parts = []
+        for phase in range(outputs):
+            place = Fraction(2 * phase + 1, 2) / factor + Fraction(1, 2)  # in the first cell, behind the padding
+            first = math.floor(place)
+            ends = [slice(start, start + (cells[axis] - 1) * inputs + 1, inputs) for start in (first, first + 1)]
+            one, other = [maps[..., end, :] if axis == -2 else maps[..., end] for end in ends]
+            parts.append(torch.lerp(one, other, float(place - first)))
+        maps = torch.stack(parts, axis).flatten(axis - 1, axis).narrow(axis, 0, size[axis])
+    return maps
 
 
 def enlarge(maps: Tensor, factor: int, size: Sequence[int]) -> Tensor:

@@ -4,7 +4,7 @@
     encoder    64   128  256  512  512      VGG-16's five groups of convolutions, as ImageNet left them
     context                        256      1 x 1 and dilated 3 x 3 convolutions side by side, and the image's mean
     decoder    64   128  192  256           upsampled x 2, beside the encoder's map of the same size, two convolutions;
-                                            labels at stride 1 (or 2, 4)
+                                            labels at stride 1 (or 2, 4, 8)
 
 VGG-16 has no batch norm, and its activations grow from group to group; so every map that leaves the encoder passes a
 1 x 1 convolution with batch norm first, and everything behind it is normalised. ImageNet's features stay untouched.
@@ -22,17 +22,21 @@ from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vg
 from deepmrf.unary.images import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    NO_ZOOM,
     Normalise,
     check_count,
     check_dropout,
     check_stride,
+    check_zoom,
     enlarge,
+    unzoomed,
+    zoomed,
 )
 from deepmrf.unary.vgg16 import convolutions, pooling
 
 ENCODER = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """Channels and convolutions of VGG-16's groups, at strides 1, 2, 4, 8 and 16."""
-STRIDES = (1, 2, 4)
+STRIDES = (1, 2, 4, 8)
 """Where the decoder may end."""
 
 
@@ -83,13 +87,22 @@ class Strong(nn.Module):
     labels: L. width: the decoder's channels at full resolution; it has 2, 3 and 4 times as many at strides 2, 4 and 8.
     dropout: of whole channels, at the bottom and before the labels, while training.
     encoder_norm: batch norm behind each of VGG-16's convolutions too, which then relearns their scale.
-    stride: where the decoder ends, 1, 2 or 4. The finest levels cost the most time, and borders are what an MRF mends.
+    stride: where the decoder ends, 1, 2, 4 or 8. The finest levels cost the most time; borders are what an MRF mends.
+    zoom: outside training, the network sees images so many times larger. Having learned from random scales, it finds
+    small things better so; time grows with the square.
     """
 
     name = "strong"
 
     def __init__(
-        self, labels: int, *, width: int = 64, dropout: float = 0.1, encoder_norm: bool = False, stride: int = 1
+        self,
+        labels: int,
+        *,
+        width: int = 64,
+        dropout: float = 0.1,
+        encoder_norm: bool = False,
+        stride: int = 1,
+        zoom: float = 1,
     ) -> None:
         super().__init__()
         check_count("labels", labels)
@@ -97,7 +110,7 @@ class Strong(nn.Module):
         check_dropout(dropout)
         check_stride(stride, STRIDES)
         self.labels, self.width, self.dropout, self.encoder_norm = labels, width, dropout, encoder_norm
-        self.stride = stride
+        self.stride, self.zoom = stride, check_zoom(zoom)
         self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
         inputs = (3, *[channels for channels, _ in ENCODER])
         self.encoder = nn.ModuleList(
@@ -126,10 +139,12 @@ class Strong(nn.Module):
             "dropout": self.dropout,
             "encoder_norm": self.encoder_norm,
             "stride": self.stride,
+            "zoom": float(self.zoom),
         }
 
     def forward(self, image: Tensor) -> Tensor:
-        x = self.normalise(image)  # (B, 3, H, W)
+        zoom = NO_ZOOM if self.training else self.zoom
+        seen = x = zoomed(self.normalise(image), zoom)  # (B, 3, H, W)
         maps = []
         for index, group in enumerate(self.encoder):
             x = group(self.pool(x) if index else x)
@@ -138,7 +153,8 @@ class Strong(nn.Module):
         for up in self.decoder:
             x = up(x, maps.pop())
         x = self.classify(x)
-        return x if self.stride == 1 else enlarge(x, self.stride, image.shape[-2:])  # (B, L, H, W)
+        x = x if self.stride == 1 else enlarge(x, self.stride, seen.shape[-2:])  # (B, L, H, W)
+        return unzoomed(x, image.shape[-2:], zoom)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
         """Start the encoder from ImageNet's VGG-16, a safetensors file with torchvision's names; say what is left."""
