@@ -23,7 +23,7 @@ from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.dpn import DeepParsingNetwork, save
 from deepmrf.export import check, export, program
 from deepmrf.export import onnx as onnx_file
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, enlarge
+from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_zoom, enlarge, unzoomed, zoomed
 
 data = pytest.importorskip("skimage.data")
 onnx = pytest.importorskip("onnx")
@@ -69,14 +69,15 @@ FIELDS = {
 class Colours(nn.Module):
     """A network of one convolution at half the size, cropped on the way back: quick to trace."""
 
-    def __init__(self):
+    def __init__(self, zoom=1):
         super().__init__()
-        self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
+        self.normalise, self.zoom = Normalise(IMAGENET_MEAN, IMAGENET_STD), check_zoom(zoom)
         self.classify = nn.Conv2d(3, LABELS, 3, padding=1)
 
     def forward(self, image):
-        half = functional.max_pool2d(self.normalise(image), 2, ceil_mode=True)
-        return enlarge(self.classify(half), 2, image.shape[-2:])
+        seen = zoomed(self.normalise(image), self.zoom)
+        half = functional.max_pool2d(seen, 2, ceil_mode=True)
+        return unzoomed(enlarge(self.classify(half), 2, seen.shape[-2:]), image.shape[-2:], self.zoom)
 
 
 def some_labels(count=LABELS):
@@ -98,9 +99,9 @@ def lively(model, strength=0.3):
     return model.eval()
 
 
-def small_model(settings):
+def small_model(settings, zoom=1):
     field = None if settings is None else MeanField(LABELS, **settings)
-    return lively(DeepParsingNetwork(Colours(), field, some_labels()))
+    return lively(DeepParsingNetwork(Colours(zoom), field, some_labels()))
 
 
 def photograph(size, name="chelsea"):
@@ -135,6 +136,20 @@ def test_onnx_equals_the_model_at_other_sizes(settings, tmp_path):
     assert (expected[0] - expected[1]).abs().max() > 0.5
     if settings is not None:  # the mean field has a say, or nothing of it was compared
         assert (expected - model.log_unary(several)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("zoom", [1.25, 1.5, 3])
+def test_a_zoomed_network_at_other_sizes(zoom, tmp_path):
+    model = small_model(None, zoom)
+    onnx_file.write_onnx(model, tmp_path / "model.onnx")
+    export(model, tmp_path / "model.pt2", check.cut(data.chelsea(), [(64, 96)]))
+    run, program_too = (check.runner(tmp_path / name) for name in ("model.onnx", "model.pt2"))
+    for size in SIZES:
+        image = photograph(size)
+        expected = answer(model, image)
+        torch.testing.assert_close(run(image), expected, rtol=0, atol=2e-5, msg=lambda m, size=size: f"{size}: {m}")
+        if min(size) > 16:  # smaller ones are refused by programs
+            assert torch.equal(program_too(image), expected)
 
 
 def test_the_gaussians_weights_keep_their_precision_for_narrow_colours(tmp_path):
@@ -198,7 +213,7 @@ def type_in(*words):
 def test_a_model_of_full_size_through_the_command(tmp_path, monkeypatch, capsys):
     """The bundled models' kind. Tracing it takes long, so all that is asked of its file is asked here."""
     settings = {"kernel": "gaussian", "gate": False, "window": 51, "contexts": 5, "context_size": 9}
-    model = lively(DeepParsingNetwork.build("fast", some_labels(11), {}, settings), 0.1)
+    model = lively(DeepParsingNetwork.build("fast", some_labels(11), {"stride": 4, "zoom": 1.25}, settings), 0.1)
     save(model, tmp_path / "model")
     Image.fromarray(data.chelsea()).save(tmp_path / "photo.jpg", quality=95)
     file = tmp_path / "new" / "model.onnx"
@@ -237,7 +252,7 @@ def check_that_it_is_standard(file, weights):
     onnx.checker.check_model(made, full_check=True)
     assert [(o.domain, o.version) for o in made.opset_import] == [("", 18)]
     assert not made.functions
-    assert len(made.graph.node) < 400  # the window's 2,600 offsets are not spelt out
+    assert len(made.graph.node) < 600  # of which zooming takes 250; the window's 2,600 offsets are not spelt out
     assert file.stat().st_size < weights + 2**20
 
 
