@@ -138,9 +138,8 @@ def test_onnx_equals_the_model_at_other_sizes(settings, tmp_path):
         assert (expected - model.log_unary(several)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("zoom", [1.25, 1.5, 3])
-def test_a_zoomed_network_at_other_sizes(zoom, tmp_path):
-    model = small_model(None, zoom)
+def test_a_zoomed_network_at_other_sizes(tmp_path):
+    model = small_model(None, zoom=1.5)
     onnx_file.write_onnx(model, tmp_path / "model.onnx")
     export(model, tmp_path / "model.pt2", check.cut(data.chelsea(), [(64, 96)]))
     run, program_too = (check.runner(tmp_path / name) for name in ("model.onnx", "model.pt2"))
