@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -118,17 +117,15 @@ def _resampled(maps: Tensor, factor: Fraction, size: Sequence[int]) -> Tensor:
     image's edge differ in the fifth digit from those of other programs, which is a lot to a network behind them.
     """
     outputs, inputs = factor.numerator, factor.denominator  # so many pixels become of so many
+    places = [Fraction(2 * phase + 1, 2) / factor + Fraction(1, 2) for phase in range(outputs)]  # behind one of padding
     cells = [(n + inputs - 1) // inputs for n in maps.shape[-2:]]
     maps = functional.pad(maps, (1, inputs, 1, inputs), mode="replicate")
     for axis in (-2, -1):
-        parts = []
-        for phase in range(outputs):
-            place = Fraction(2 * phase + 1, 2) / factor + Fraction(1, 2)  # in the first cell, behind the padding
-            first = math.floor(place)
-            ends = [slice(start, start + (cells[axis] - 1) * inputs + 1, inputs) for start in (first, first + 1)]
-            one, other = [maps[..., end, :] if axis == -2 else maps[..., end] for end in ends]
-            parts.append(torch.lerp(one, other, float(place - first)))
-        maps = torch.stack(parts, axis).flatten(axis - 1, axis).narrow(axis, 0, size[axis])
+        whole = maps.narrow(axis, 0, cells[axis] * inputs + 2)
+        cuts = [slice(start, start - inputs - 1 or None, inputs) for start in range(inputs + 2)]  # a pixel of each cell
+        pixels = [whole[..., cut, :] if axis == -2 else whole[..., cut] for cut in cuts]
+        mixed = [torch.lerp(pixels[int(at)], pixels[int(at) + 1], float(at % 1)) for at in places]
+        maps = torch.stack(mixed, axis).flatten(axis - 1, axis).narrow(axis, 0, size[axis])
     return maps
 
 
