@@ -14,8 +14,7 @@ from deepmrf.cli.training import fail
 EXPORT_HELP = """Write a whole model, network and MRF, to one file: ONNX (.onnx) or torch.export (.pt2).
 
 It takes uint8 RGB images (batch, 3, height, width) of any size and gives log-probabilities of the same size.
-The file is run beside the model before it is put in place; log-probabilities that differ by more than 1e-4 (of those
-below -1: a part of 1e-4) are an error.
+The file is run beside the model before it is put in place; a difference above 1e-4 is an error.
 
 [bold]Examples[/bold]
 
@@ -33,6 +32,9 @@ def export_command(
     image: Annotated[
         Path | None, typer.Option(help="A photograph to compare file and model on; made-up images if none is given.")
     ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="The largest difference of log-probabilities that is no error.")
+    ] = 1e-4,
 ) -> None:
     """Write a whole model to one file."""
     console = Console()
@@ -45,7 +47,7 @@ def export_command(
         images = None if image is None else cut(read_image(image))
         loaded = open_model(model)
         with console.status(f"Tracing {model}, writing and checking {out.name}: half a minute"):
-            found = export(loaded, out, images)
+            found = export(loaded, out, images, tolerance)
     except (ValueError, OSError, ImportError, ArithmeticError) as error:
         fail(error)
     program = "onnxruntime" if out.suffix.lower() == ".onnx" else "torch.export"
