@@ -9,6 +9,8 @@ import subprocess
 import sys
 
 import pytest
+import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 import deepmrf
@@ -125,6 +127,18 @@ def test_interrupted_it_prints_and_writes_what_is_there(tmp_path, monkeypatch):
     assert "Interrupted" in result.output
     found = json.loads((tmp_path / "results.json").read_text())
     assert (found["finished"], len(found["rows"])) == (False, 1)
+
+
+def _commands(group, path=()):
+    for name, command in group.commands.items():
+        yield from _commands(command, (*path, name)) if hasattr(command, "commands") else [((*path, name), command)]
+
+
+def test_no_word_of_the_help_is_taken_for_markup():
+    for path, command in _commands(typer.main.get_command(app)):
+        for option in command.params:
+            text = getattr(option, "help", None) or ""
+            assert Text.from_markup(text).plain == text, (path, option.name)
 
 
 def test_help_teaches_with_examples():

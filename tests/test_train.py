@@ -267,6 +267,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, err
         (["--set", "seed"], "key=value"),
         (["--set", "precision=int8"], "precision='int8'"),
         (["--set", "zoom=9"], "zoom=9.0 must be a number from 1 to 4"),
+        (["--set", "temperature=99"], "temperature=99.0 must be a number from 0.1 to 10"),
         (["--set", "zoom=2", "--set", "unary.network=vgg16", "--set", "unary.options={}"], "only the networks fast"),
     ],
 )
@@ -295,20 +296,21 @@ def test_joint_strategy_is_one_stage(recipe, tmp_path):
     assert list(scores) == ["all at once", "all at once, network alone"]
 
 
-def test_a_finished_model_may_zoom(recipe, tmp_path):
+def test_a_finished_model_may_zoom_and_be_less_sure(recipe, tmp_path):
     out = tmp_path / "run"
-    result = type_in("train", recipe, "-o", out, "--set", "zoom=1.5", *SHORT)
+    result = type_in("train", recipe, "-o", out, "--set", "zoom=1.5", "--set", "temperature=1.6", *SHORT)
     assert result.exit_code == 0, result.output
-    assert "zoom 1.5, network alone" in result.output
+    name = "zoom 1.5, temperature 1.6"
+    assert f"{name}, network alone" in " ".join(result.output.split())
     zoomed = DeepParsingNetwork.from_pretrained(out / "model")
-    assert float(zoomed.unary.zoom) == 1.5
+    assert (float(zoomed.unary.zoom), zoomed.mean_field.temperature) == (1.5, 1.6)
     learned = checkpoint.read(out / "state.safetensors")[0]  # after the last stage
     assert all(torch.equal(value, learned[f"model.{name}"]) for name, value in zoomed.state_dict().items())
     evaluated = type_in("evaluate", out / "model", "--data", "synthetic:48x64", "-o", tmp_path / "scores")
     assert evaluated.exit_code == 0, evaluated.output
     found = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
     known = json.loads((out / "metrics.json").read_text())["val"]
-    assert found["whole model"]["miou"] == pytest.approx(known["zoom 1.5"]["miou"], abs=1e-6)
+    assert found["whole model"]["miou"] == pytest.approx(known[name]["miou"], abs=1e-6)
 
 
 def test_every_recipe_of_the_project_is_valid():

@@ -39,7 +39,7 @@ def evaluate(
     labels = data.labels
     metrics = SegmentationMetrics(len(labels), labels.ignore, labels.names).to(device)
     mine = range(share[0], len(data), share[1])
-    for done, (image, mask) in enumerate(_pairs(data, mine), start=1):
+    for done, (image, mask) in enumerate(pairs(data, mine), start=1):
         found = predict(image.to(device)).argmax(1)
         metrics.update(found, mask.to(device))
         if progress is not None:
@@ -48,7 +48,7 @@ def evaluate(
     return result
 
 
-def _pairs(data: Dataset, indices: range) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def pairs(data: Dataset, indices: range) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Image (1, 3, H, W) uint8 and mask (1, H, W) of each labelled item."""
     for index in indices:
         image, mask = data.read(data[index])

@@ -145,6 +145,8 @@ class Recipe:
     zoom: float = 0.0
     """Of the finished model (fast, strong): outside training, its network sees images so many times larger. Having
     learned from random scales, it then finds small things better. 0 leaves it as it is."""
+    temperature: float = 0.0
+    """Of the finished model's mean field, for new images: see MeanField; `deepmrf calibrate` finds it. 0 leaves it."""
     strategy: str = "incremental"
     """"incremental" runs the stages one after the other; "joint" learns everything at once for as many steps."""
     seed: int = 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from deepmrf.dpn import DeepParsingNetwork
 from deepmrf.flow import Flow
+from deepmrf.layers.inputs import check_temperature
 from deepmrf.recipe import Recipe, RecipeError, Stage
 from deepmrf.unary.images import check_zoom
 
@@ -29,16 +29,34 @@ def plan(recipe: Recipe) -> tuple[Stage, ...]:
     return (replace(recipe.stage[0], name="all at once", learn=parts, steps=steps),)
 
 
-def zoom_of(recipe: Recipe, model: DeepParsingNetwork) -> Fraction | None:
-    """The zoom that the finished model's network gets, if any; an error where it cannot have one."""
-    if not recipe.zoom:
+def finisher(recipe: Recipe, model: DeepParsingNetwork) -> Callable[[DeepParsingNetwork], str] | None:
+    """What gives a trained model the recipe's zoom and temperature, and says so; None where the recipe has neither.
+
+    An error, before anything is trained, where the model cannot have them.
+    """
+    if not recipe.zoom and not recipe.temperature:
         return None
-    if not hasattr(model.unary, "zoom"):
+    if recipe.zoom and not hasattr(model.unary, "zoom"):
         raise RecipeError(f"zoom={recipe.zoom:g}: only the networks fast and strong can zoom; leave it out.")
+    if recipe.temperature and model.mean_field is None:
+        raise RecipeError(f"temperature={recipe.temperature:g} is the mean field's, and there is none: leave it out.")
     try:
-        return check_zoom(recipe.zoom)
+        zoom = check_zoom(recipe.zoom or 1)
+        temperature = check_temperature(recipe.temperature or 1)
     except ValueError as error:
         raise RecipeError(str(error)) from error
+
+    def finish(trained: DeepParsingNetwork) -> str:
+        changed = []
+        if recipe.zoom:
+            trained.unary.zoom = zoom  # type: ignore[assignment]
+            changed.append(f"zoom {recipe.zoom:g}")
+        if recipe.temperature and trained.mean_field is not None:
+            trained.mean_field.temperature = temperature
+            changed.append(f"temperature {recipe.temperature:g}")
+        return ", ".join(changed)
+
+    return finish
 
 
 def uses_cache(stage: Stage) -> bool:

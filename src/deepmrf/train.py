@@ -36,6 +36,7 @@ from deepmrf.recipe import Recipe, RecipeError, Stage, from_dict, to_dict
 from deepmrf.samples import CachedCrops, Crops, Images, Order, Share, one_thread
 from deepmrf.stages import (
     Pass,
+    finisher,
     follower,
     keeps_penalty,
     optimiser_of,
@@ -45,7 +46,6 @@ from deepmrf.stages import (
     set_rates,
     step_unless_bad,
     uses_cache,
-    zoom_of,
 )
 from deepmrf.start import build
 
@@ -100,7 +100,7 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     data = open_data(recipe.data.train, recipe.data.train_split)
     val = open_data(recipe.data.val or recipe.data.train, recipe.data.val_split)
     model = build(recipe, data, watch.said).to(accelerator.device)
-    zoom = zoom_of(recipe, model)
+    finish = finisher(recipe, model)
     # Beside a clip's labelled frame, others may lie that are not.
     labelled = data.subset(item for item in data if item.mask) if recipe.clips.frames > 1 else data
     images = Images(labelled, lambda done, whole: watch.moved("reading images", done, whole, {}))
@@ -114,10 +114,10 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     for index, stage in enumerate(plan(recipe)):
         if index >= stage_at:
             _run_stage(run, index, stage, step_at if index == stage_at else 0, tensors if index == stage_at else {})
-    if zoom is not None:
-        average.unary.zoom = zoom  # type: ignore[assignment]
-        for name in (f"zoom {recipe.zoom:g}", f"zoom {recipe.zoom:g}, network alone"):
-            run.scores[name] = _evaluate(run, name, alone="alone" in name)
+    if finish is not None:
+        changed = finish(average)
+        for name in (changed, f"{changed}, network alone"):
+            run.scores[name] = _evaluate(run, name, alone=name != changed)
     if accelerator.is_main_process:
         average.card = Card({"val": run.scores, "seed": recipe.seed}, to_dict(recipe))
         save(average, folder / "model")
@@ -201,7 +201,7 @@ def _penalties(run: _Run) -> list[Tensor]:
         known = log_p[None].to(device).float()
         image = torch.from_numpy(run.train[index][0]).permute(2, 0, 1)[None].to(device)
         with torch.no_grad():
-            t = mrf.triple_penalty(known.exp(), image if mrf.triple_penalty.features else None)
+            t = mrf.triple_penalty(mrf.belief(known), image if mrf.triple_penalty.features else None)
         both.append(torch.cat([log_p, t[0].half().cpu()]))
         run.watch.moved("triple penalty's output", index + 1, len(run.train), {})
     return both

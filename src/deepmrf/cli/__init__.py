@@ -1,6 +1,7 @@
 """The `deepmrf` command: reads options and prints; the work is done elsewhere. Nothing else imports typer and rich.
 
 training      deepmrf train, deepmrf evaluate
+calibrate     deepmrf calibrate
 predict       deepmrf predict
 predictions   deepmrf fit, deepmrf refine
 data          deepmrf data get, deepmrf data check
@@ -18,6 +19,7 @@ import typer
 import deepmrf
 from deepmrf.cli import process  # first: before anything imports PyTorch
 from deepmrf.cli.bench import BENCH_HELP, bench_command
+from deepmrf.cli.calibrate import CALIBRATE_HELP, calibrate_command
 from deepmrf.cli.data import data_app
 from deepmrf.cli.export import EXPORT_HELP, export_command
 from deepmrf.cli.predict import PREDICT_HELP, predict_command
@@ -54,6 +56,7 @@ def main(
 app.command(name="predict", help=PREDICT_HELP)(predict_command)
 app.command(help=TRAIN_HELP)(train)
 app.command(help=EVALUATE_HELP)(evaluate)
+app.command(name="calibrate", help=CALIBRATE_HELP)(calibrate_command)
 app.command(name="fit", help=FIT_HELP)(fit_command)
 app.command(name="refine", help=REFINE_HELP)(refine_command)
 app.command(name="export", help=EXPORT_HELP)(export_command)

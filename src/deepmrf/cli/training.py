@@ -55,7 +55,7 @@ def fail(error: BaseException | str) -> NoReturn:
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="The recipe, a .toml file.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder. [runs/RECIPE]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder; runs/RECIPE by default.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override the recipe; may be repeated.")
     ] = None,
@@ -85,7 +85,7 @@ def train(
     for heading in ("after stage", "mIoU", "pixels", "TA", "LA", "BA"):
         table.add_column(heading, justify="left" if heading == "after stage" else "right")
     for stage, found in scores.items():
-        table.add_row(stage, *[_percent(found[key]) for key in ("miou", "pixel_accuracy", "ta", "la", "ba")])
+        table.add_row(stage, *[percent(found[key]) for key in ("miou", "pixel_accuracy", "ta", "la", "ba")])
     console = Console()
     console.print(table)
     console.print(f"The model is in {folder / 'model'}.", soft_wrap=True)
@@ -123,7 +123,7 @@ def evaluate(
     video: Annotated[
         bool, typer.Option("--video", help="Frames in order, with temporal consistency; models of clips need it not.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. [cuda if there is one]")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is one.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for scores.json and scores.csv.")] = None,
 ) -> None:
     """Measure a model on labelled images."""
@@ -157,9 +157,9 @@ def evaluate(
             predict = averaged([predictor(parts[name](model)) for model in loaded])
             predict = scaled(predict, scales or [1.0])
             predict = mirrored(predict) if flip else predict
-            with _bar() as progress:
+            with bar() as progress:
                 task = progress.add_task(name, total=len(images))
-                found[name] = measure(predict, images, place, _advance(progress, task))
+                found[name] = measure(predict, images, place, advance(progress, task))
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         fail(error)
     if video:
@@ -172,7 +172,8 @@ def evaluate(
         _write_scores(out, facts, found)
 
 
-def _bar() -> Progress:
+def bar() -> Progress:
+    """A progress bar with a count and the time left."""
     return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
@@ -182,10 +183,10 @@ def _on_videos(folders: list[Path], loaded: list[Any], images: Any, place: Any) 
     names = [folder.parent.name if folder.name == "model" else folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    with _bar() as progress:
+    with bar() as progress:
         task = progress.add_task("frames", total=len(images))
         parts = video_parts(dict(zip(names, loaded, strict=True)))
-        return dict(evaluate_video(parts, images, place, _advance(progress, task)))
+        return dict(evaluate_video(parts, images, place, advance(progress, task)))
 
 
 def _print_images(found: dict[str, Any], where: str) -> None:
@@ -195,9 +196,9 @@ def _print_images(found: dict[str, Any], where: str) -> None:
         for heading in ("class", "IoU", "accuracy", "TA", "LA", "BA"):
             table.add_column(heading, justify="left" if heading == "class" else "right")
         for row in scores.rows():
-            table.add_row(row[0], *[_percent(value) for value in row[1:]])
+            table.add_row(row[0], *[percent(value) for value in row[1:]])
         console.print(table)
-        console.print(f"mIoU {_percent(scores.miou)}, pixel accuracy {_percent(scores.pixel_accuracy)}")
+        console.print(f"mIoU {percent(scores.miou)}, pixel accuracy {percent(scores.pixel_accuracy)}")
 
 
 def _print_videos(found: dict[str, Any], where: str) -> None:
@@ -206,7 +207,7 @@ def _print_videos(found: dict[str, Any], where: str) -> None:
         table.add_column(heading, justify="right" if heading else "left")
     for name, one in found.items():
         values = [getattr(one.scores, key) for key in ("miou", "pixel_accuracy", "ta", "la", "ba")]
-        table.add_row(name, *[_percent(value) for value in (*values, one.consistency)])
+        table.add_row(name, *[percent(value) for value in (*values, one.consistency)])
     Console().print(table)
 
 
@@ -222,7 +223,8 @@ def _write_scores(out: Path, facts: dict[str, Any], found: dict[str, Any]) -> No
     Console().print(f"Wrote {out / 'scores.json'} and {out / 'scores.csv'}", soft_wrap=True)
 
 
-def _advance(progress: Progress, task: TaskID) -> Callable[[int, int], None]:
+def advance(progress: Progress, task: TaskID) -> Callable[[int, int], None]:
+    """What moves a bar's task, told (done, in all)."""
     return lambda done, whole: progress.update(task, completed=done, total=whole)
 
 
@@ -234,5 +236,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A share as "12.34", a missing one as "-"."""
     return "-" if value is None or value != value else f"{100 * value:.2f}"

@@ -73,3 +73,10 @@ def check_finite(name: str, maps: Tensor) -> None:
     total = float(maps.detach().sum(dtype=wide))
     if math.isnan(total) or total == math.inf:
         raise ValueError(f"{name} holds NaN (or +inf): look for a division by zero or an overflow before this layer.")
+
+
+def check_temperature(value: float) -> float:
+    """`value`, what log-probabilities are divided by, as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.1 <= value <= 10:
+        raise ValueError(f"temperature={value!r} must be a number from 0.1 to 10; 1 changes nothing.")
+    return float(value)

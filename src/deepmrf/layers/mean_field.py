@@ -2,9 +2,9 @@
 
     q[u, i] ~ exp( ln p[u, i] - min over k of sum over v, j of mu_k(u, v, j - i) t[v, j] )
 
-p is the network's output (b11), t the triple penalty (b12, triple_penalty.py), mu_k the label contexts (b13 and b14,
-label_contexts.py). Everything stays in log space: log q = log_softmax(ln o11 - o14). With more than one iteration,
-q takes p's place in t, and p stays the unary term.
+p is the network's output (b11), ln p divided by the temperature, t the triple penalty (b12, triple_penalty.py), mu_k
+the label contexts (b13 and b14, label_contexts.py). Everything stays in log space: log q = log_softmax(ln o11 - o14).
+With more than one iteration, q takes p's place in t, and p stays the unary term.
 
 In a clip (dims=3, the first axis is time), a pixel's neighbours in other frames are those at the same place, a rigid
 cube, or, with `flow`, those on its trajectory along the optical flow (linking.py). `inflate` makes a layer for clips of
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf.flow import Flow
-from deepmrf.layers.inputs import check_finite, check_image, check_maps, check_real
+from deepmrf.layers.inputs import check_finite, check_image, check_maps, check_real, check_temperature
 from deepmrf.layers.label_contexts import QUIET, LabelContexts
 from deepmrf.layers.linking import Links
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty
@@ -41,6 +41,8 @@ class MeanField(nn.Module):
     iterations: how often the step is repeated, with the same parameters.
     unary: "softmax" for log-probabilities or logits, which are normalised first; "sigmoid" for ln sigmoid(logits), one
     independent probability per label, as in the paper's Table 1.
+    temperature: log_p is divided by it. Networks are surer of new images than they should be, most of all after long
+    training; above 1, the MRF has more say, and probabilities mean what they say. `deepmrf calibrate` finds it.
     features, spacing, average, smoothness, normalize, size, temporal: see TriplePenalty.
 
     Untrained, it returns its input (normalised): adding it to a trained network breaks nothing.
@@ -67,6 +69,7 @@ class MeanField(nn.Module):
         normalize: bool = False,
         size: int | Sequence[int] | None = None,
         temporal: bool = False,
+        temperature: float = 1.0,
     ) -> None:
         super().__init__()
         if isinstance(labels, bool) or not isinstance(labels, int) or labels < 1:
@@ -82,6 +85,7 @@ class MeanField(nn.Module):
             if name not in ("self", "__class__")
         }
         """The constructor's arguments, as plain JSON."""
+        self.temperature = temperature
         self.triple_penalty = TriplePenalty(
             window,
             dims=dims,
@@ -103,6 +107,26 @@ class MeanField(nn.Module):
             self.label_contexts.reset_parameters(QUIET / self.triple_penalty.largest)
         else:
             nn.init.zeros_(self.triple_penalty.scale)  # t goes straight to the sum, and must start at nothing
+
+    @property
+    def temperature(self) -> float:
+        """What log_p is divided by; may be set at any time."""
+        return float(self.settings["temperature"])
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        self.settings["temperature"] = check_temperature(value)
+
+    def tempered(self, log_p: Tensor) -> Tensor:
+        """The unary term, ln p of b15: not normalised."""
+        return log_p if self.temperature == 1 else log_p / self.temperature
+
+    def belief(self, log_p: Tensor) -> Tensor:
+        """What b12 takes for q at first."""
+        return self._probabilities(self.tempered(log_p))
+
+    def _probabilities(self, unary: Tensor) -> Tensor:
+        return unary.softmax(1) if self.unary == "softmax" else unary.exp()
 
     def forward(self, log_p: Tensor, image: Tensor | None = None, flow: Flow | None = None) -> Tensor:
         check_maps("log_p", log_p, self.labels, self.dims, "labels")
@@ -134,9 +158,8 @@ class MeanField(nn.Module):
     def _iterate(self, log_p: Tensor, image: Tensor | None, flow: Flow | None) -> Tensor:
         dtype = torch.promote_types(torch.promote_types(log_p.dtype, self.triple_penalty.scale.dtype), torch.float32)
         # What all labels of a pixel have in common is lost in softmax, so that log_p need not be normalised for b15.
-        unary = log_p.to(dtype)
-        q = unary.softmax(1) if self.unary == "softmax" else unary.exp()
-        log_q = unary
+        log_q = unary = self.tempered(log_p.to(dtype))
+        q = self._probabilities(unary)
         if not self.triple_penalty.features:
             image = None
         elif image is not None and image.dtype != torch.uint8:
@@ -154,11 +177,11 @@ class MeanField(nn.Module):
         return energy.log_softmax(1)  # b15
 
     def from_penalty(self, log_p: Tensor, t: Tensor) -> Tensor:
-        """b13 to b15 of the first iteration, b12 having given t = triple_penalty(log_p.exp(), image) before."""
+        """b13 to b15 of the first iteration, b12 having given t = triple_penalty(belief(log_p), image) before."""
         check_maps("log_p", log_p, self.labels, self.dims, "labels")
         check_maps("t", t, self.labels, self.dims, "labels")
         with torch.autocast(log_p.device.type, enabled=False):
-            return self._update(log_p, t.clone() if self.label_contexts is None else t)
+            return self._update(self.tempered(log_p), t.clone() if self.label_contexts is None else t)
 
     def _links(self, flow: Flow | None, dtype: torch.dtype, frames: int) -> Links | None:
         """What b12 and b13 see of other frames; None leaves clips and volumes to the operators as they are."""
@@ -212,4 +235,5 @@ class MeanField(nn.Module):
         return made
 
     def extra_repr(self) -> str:
-        return f"labels={self.labels}, dims={self.dims}, iterations={self.iterations}, unary={self.unary!r}"
+        said = f"labels={self.labels}, dims={self.dims}, iterations={self.iterations}, unary={self.unary!r}"
+        return said if self.temperature == 1 else f"{said}, temperature={self.temperature:g}"
