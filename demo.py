@@ -134,7 +134,7 @@ def section(name: str, photo: np.ndarray, found: list[Step], model: DeepParsingN
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;color:#1c2430;max-width:1500px;margin:2rem auto;padding:0 1.5rem}
 h1{margin-bottom:.2rem} h2{margin:2rem 0 .6rem} p{max-width:60rem}
-.row{display:grid;grid-template-columns:repeat(auto-fit,minmax(250px,1fr));gap:14px}
+.row{display:grid;grid-template-columns:repeat(auto-fit,minmax(215px,1fr));gap:14px}
 figure{margin:0;background:#f4f6f9;border-radius:8px;overflow:hidden} img{width:100%;display:block}
 figcaption{padding:.5rem .8rem;font-size:.88rem} table{margin-top:.8rem;border-collapse:collapse}
 td,th{padding:.15rem 1.2rem .15rem 0;text-align:left} td:nth-child(n+2),th:nth-child(n+2){text-align:right}
@@ -146,7 +146,11 @@ code{background:#eef1f5;padding:.1rem .3rem;border-radius:4px}
 def page(sections: list[str], name: str, model: DeepParsingNetwork) -> str:
     """The whole page, with everything it shows inside."""
     stages = model.card.metrics.get("val", {})
-    scores = ", ".join(f"{stage} {100 * found['miou']:.1f}" for stage, found in stages.items())
+    alone = [f"{100 * found['miou']:.1f}" for stage, found in stages.items() if stage.endswith("network alone")]
+    scores = "; ".join(
+        f"{stage}: {100 * found['miou']:.1f}" for stage, found in stages.items() if not stage.endswith("network alone")
+    )
+    scores += f"; the finished network without its MRF: {alone[-1]}" if alone else ""
     return (
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>deepmrf: {name}</title>"
         f"<meta name='viewport' content='width=device-width,initial-scale=1'><style>{STYLE}</style></head><body>"
