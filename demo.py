@@ -164,7 +164,7 @@ def page(sections: list[str], name: str, model: DeepParsingNetwork) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="*", type=Path, help="pictures (default: a cat and an astronaut)")
-    parser.add_argument("--model", default="animals", help="animals, street, or a folder (default: animals)")
+    parser.add_argument("--model", default="animals", help="a bundled model, or a folder (default: animals)")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder to write (default: demo-out)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     arguments = parser.parse_args()

@@ -51,7 +51,7 @@ def load(
     size: int | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> Segmenter:
-    """A trained model, ready for images: "animals", "street", a folder, or a hub id; several are averaged.
+    """A trained model, ready for images: "animals", "street", "street-fast", a folder, a hub id; several are averaged.
 
     device: "cpu", "cuda"; the GPU if there is one. scales, flip: average over resized and mirrored images.
     tile: side of the tiles in pixels, at full resolution. size: shrink images to this many pixels on the longer side

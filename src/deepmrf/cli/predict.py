@@ -70,7 +70,12 @@ def predict_command(
     ] = Path("segmented"),
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", show_default="animals", help="animals, street, folder, OWNER/NAME; repeatable."),
+        typer.Option(
+            "--model",
+            "-m",
+            show_default="animals",
+            help="animals, street, street-fast, folder, OWNER/NAME; repeatable.",
+        ),
     ] = None,
     scales: Annotated[
         list[str] | None,
