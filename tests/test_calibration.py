@@ -10,6 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from deepmrf import MeanField
 from deepmrf.calibration import BINS, Confidence, best, calibrate
 from deepmrf.cli import app
 from deepmrf.data import open_data
@@ -24,8 +25,6 @@ DATA = "synthetic:24x32"
 class Knows(torch.nn.Module):
     """Guesses each image's labels by its colours, far too surely."""
 
-    name, config = "fast", {"width": 8}
-
     def __init__(self, sure: float) -> None:
         super().__init__()
         self.sure = torch.nn.Parameter(torch.tensor(sure))
@@ -36,12 +35,8 @@ class Knows(torch.nn.Module):
         return -self.sure * (colours[:, None] - self.palette[None, :, :, None, None]).square().sum(2)
 
 
-def guesses(sure: float = 60.0, contexts: int = 0) -> DeepParsingNetwork:
-    network = DeepParsingNetwork.build(
-        "fast", LABELS, {"width": 8}, {"window": 3, "contexts": contexts, "context_size": 3}
-    )
-    network.unary = Knows(sure)
-    return network.eval()
+def guesses() -> DeepParsingNetwork:
+    return DeepParsingNetwork(Knows(60.0), MeanField(len(LABELS), window=3, contexts=0), LABELS).eval()
 
 
 @pytest.fixture
