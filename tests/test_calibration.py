@@ -107,6 +107,8 @@ def test_what_cannot_be_calibrated():
         calibrate(model, data, [])
     with pytest.raises(ValueError, match=r"temperature=0 must be"):
         calibrate(model, data, [1, 0])
+    with pytest.raises(ValueError, match="No pixel of these images has a label"):
+        calibrate(model, data.subset([]))
     model.mean_field = None
     with pytest.raises(ValueError, match="no mean field"):
         calibrate(model, data)
@@ -143,6 +145,7 @@ def test_the_command_says_when_more_should_be_tried(folder):
         (["--data", DATA, "-t", "0"], "must be a number from 0.1 to 10"),
         (["--data", "camvid:/nowhere"], "/nowhere"),
         (["--data", DATA, "--split", "tset"], "tset"),
+        (["--data", DATA, "-o", __file__], "is a file: give a folder"),
     ],
 )
 def test_bad_input_is_one_line(folder, words, reason):

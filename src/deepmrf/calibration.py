@@ -102,6 +102,8 @@ def calibrate(
                 progress(done, len(data))
     finally:
         mrf.temperature = before
+    if not trust[0].bins.any():
+        raise ValueError("No pixel of these images has a label: give a split with labelled images.")
     rows = []
     for value, score, found in zip(tried, scores, trust, strict=True):
         known = score.compute()

@@ -49,6 +49,8 @@ def calibrate_command(
         from deepmrf.dpn import save
         from deepmrf.models import open_model
 
+        if out is not None and out.exists() and not out.is_dir():  # before minutes are spent
+            fail(f"{out} is a file: give a folder for the calibrated model.")
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         loaded, images = open_model(model).to(place), open_data(data, split)
         if loaded.labels.names != images.labels.names:
