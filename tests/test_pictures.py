@@ -135,7 +135,7 @@ def test_one_label_map_may_be_named(draw):
     with pytest.raises(ValueError, match=r"labels\.png is one label map, but there are 2 images"):
         as_file(find(["."])[0], Path("labels.png"))
     for wrong in ("labels.jpg", "labels.TIF", "labels.npz"):
-        with pytest.raises(ValueError, match=r"would be no label map, which is a PNG file: say labels\.png, or a folder"):
+        with pytest.raises(ValueError, match=r"is no PNG file, which label maps are: say labels\.png, or a folder"):
             as_file(one, Path(wrong))
     Path("2026.jpg").mkdir()
     assert as_file(one, Path("2026.jpg")) == (one, Path("2026.jpg"))

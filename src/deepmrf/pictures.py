@@ -148,7 +148,7 @@ def as_file(pictures: Sequence[Picture], out: Path) -> tuple[list[Picture], Path
     if out.is_dir() or ending not in (*ENDINGS, ".npz", ".npy"):
         return list(pictures), out
     if ending != ".png":
-        raise ValueError(f"{out} would be no label map, which is a PNG file: say {out.with_suffix('.png')}, or a folder.")
+        raise ValueError(f"{out} is no PNG file, which label maps are: say {out.with_suffix('.png')}, or a folder.")
     if len(pictures) != 1:
         raise ValueError(f"{out} is one label map, but there are {len(pictures)} images: give a folder for them.")
     return [replace(pictures[0], target=out.stem)], out.parent
