@@ -205,12 +205,18 @@ def test_too_many_pixels(type_in):
         (("--tile", "1"), "tile=1 must be a whole number of pixels, at least 64"),
         (("--device", "tpu"), "device='tpu' is unknown"),
         (("--batch", "0"), "batch=0 must be at least 1"),
-        (("-o", "cat.jpg"), "cat.jpg is a file: give a folder"),
+        (("-o", "cat.jpg"), "cat.jpg is no PNG file, which label maps are: say cat.png, or a folder"),
         (("-o", "."), "cat.png is one of the images"),
+        (("-o", "cat.mp4"), "cat.mp4 would be a video, but cat.jpg is an image: give a folder"),
+        (("--labels", "maps"), "--labels is for videos: the label maps of images are written into --out"),
+        (("--flow", "raft"), "--flow raft is unknown: choose dis or none"),
+        (("--json", "folder"), "--json folder cannot be written: name a file, such as folder/found.json"),
+        (("--device", "meta"), "device='meta' cannot be used here"),
     ],
 )
 def test_a_wrong_option_gets_one_sentence(type_in, words, says):
     draw("cat.jpg", "cat.png")
+    Path("folder").mkdir()
     Path("weights.pt").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
     inputs = ("cat.png",) if words == ("-o", ".") else ("cat.jpg",)
     result = type_in("predict", *inputs, *words)
@@ -265,3 +271,24 @@ def test_ctrl_c_as_a_user_presses_it(tmp_path, model_folder):
     if process.returncode != 0:  # it may have been quicker than the finger
         assert process.returncode == 130
         assert "the same command goes on from here" in output
+
+
+def test_names_that_look_like_markup_or_cannot_be_written(tmp_path, model_folder):
+    config = json.loads((model_folder / "config.json").read_text())
+    config["labels"]["names"] = ["[bold]", "[/x]", *config["labels"]["names"][2:]]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes((model_folder / "model.safetensors").read_bytes())
+    name = "\u043a\u043e\u0442.png"
+    picture = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / name)
+    words = [sys.executable, "-m", "deepmrf", "predict", name, "-m", str(folder), "-o", "out"]
+    told = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(words, cwd=tmp_path, env=told, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "Wrote out/???.png and out/???_overlay.jpg."
+    with Image.open(tmp_path / "out" / name) as made:
+        shown = [config["labels"]["names"][n] for n in sorted(set(np.array(made).ravel().tolist()))]
+    assert {"[bold]", "[/x]"} & set(shown), "the test needs one of them"
+    assert all(label in done.stdout for label in shown)

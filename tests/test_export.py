@@ -21,7 +21,7 @@ from deepmrf import MeanField, ops, unary
 from deepmrf.cli import app
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.dpn import DeepParsingNetwork, save
-from deepmrf.export import check, export, program
+from deepmrf.export import check, check_ending, export, program
 from deepmrf.export import onnx as onnx_file
 from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_zoom, enlarge, unzoomed, zoomed
 
@@ -373,3 +373,17 @@ def test_batch_norm_without_writing_in_place_is_the_same_bit_for_bit(monkeypatch
     before = answer(network, image)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert torch.equal(answer(network, image), before)
+
+
+def test_small_photographs_are_compared_at_two_sizes():
+    image = np.zeros((100, 120, 3), np.uint8)
+    assert [one.shape[:2] for one in check.cut(image)] == [(100, 120), (75, 90)]
+    assert [one.shape[:2] for one in check.cut(data.astronaut())] == [(360, 480), (273, 351)]
+    with pytest.raises(ValueError, match="An image of 120 x 10 is too small to compare on"):
+        check.cut(image[:10])
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "m.pt2").mkdir()
+    with pytest.raises(ValueError, match=r"m\.pt2 is a folder: name a file"):
+        check_ending(tmp_path / "m.pt2")

@@ -194,7 +194,7 @@ def test_a_second_run_does_what_is_left(draw, segmenter, model_folder):
     assert len(run(segmenter, found, Path("out"), Options(overwrite=True)).done) == 4
     assert len(run(segmenter, found, Path("out")).skipped) == 4
     assert len(run(load(model_folder, flip=True), found, Path("out")).done) == 4, "other settings, other results"
-    Path("out/x.png").write_bytes(b"half")
+    Path("out/x.png").write_bytes(b"")  # a crash left it
     assert len(run(load(model_folder, flip=True), found, Path("out")).done) == 1
 
 

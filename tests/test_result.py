@@ -136,3 +136,19 @@ def test_notebooks_get_a_picture_with_a_legend(size):
         pixels = np.array(shown.convert("RGB")).reshape(-1, 3)
         assert shown.height > min(size[0], result.SHOWN * size[0] / max(size))
     assert (pixels == ANIMALS.colours[CAT]).all(1).sum() > 100  # the legend's square, unmixed
+
+
+def test_what_is_in_it():
+    found = segmentation(width=3)
+    assert list(found) == ["cat", "background"]
+    assert "cat" in found
+    assert CAT in found
+    assert "horse" not in found
+    with pytest.raises(KeyError, match=r"no label 'cats'.*Did you mean 'cat'"):
+        "cats" in found  # noqa: B015
+
+
+@pytest.mark.parametrize("opacity", [-0.1, 2, float("nan")])
+def test_opacity_is_a_share(opacity):
+    with pytest.raises(ValueError, match="must be from 0, the image alone, to 1, the labels alone"):
+        segmentation().overlay(opacity)

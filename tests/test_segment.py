@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -330,3 +331,62 @@ def test_loading_brings_no_heavy_company(model_folder):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.split()
+
+
+def test_devices_that_cannot_be_used(model_folder):
+    for name in ("meta", "xpu", "mps", "tpu"):
+        with pytest.raises(
+            ValueError, match=rf"device='{name}' (cannot be used here|is unknown): choose 'cpu' or 'cuda'"
+        ):
+            load(model_folder, device=name)
+
+
+def test_a_segmenter_travels_to_other_processes(model_folder, image):
+    segmenter = load(model_folder, device="cpu", flip=True, scales=(1.0, 1.5))
+    copy = pickle.loads(pickle.dumps(segmenter))
+    assert copy.identity == segmenter.identity
+    np.testing.assert_array_equal(copy(image).probabilities, segmenter(image).probabilities)
+
+
+def test_a_batch_takes_what_a_call_takes(model_folder, image):
+    segmenter = load(model_folder, device="cpu")
+    assert segmenter.batch([]) == []
+    given = [image, Image.fromarray(image), torch.from_numpy(image).permute(2, 0, 1), image / 255]
+    for found in segmenter.batch(given):
+        np.testing.assert_array_equal(found.labels, segmenter(image).labels)
+    with pytest.raises(ValueError, match="floats from 0 to 510"):
+        segmenter.batch([np.linspace(0, 510, 300).reshape(10, 10, 3)])
+
+
+def test_a_result_keeps_its_image(model_folder, image):
+    found = load(model_folder, device="cpu")(image)
+    before = image.copy()
+    image[:] = 0
+    np.testing.assert_array_equal(found.image, before)
+
+
+def test_enlarged_images_are_tiled_sooner(model_folder, monkeypatch):
+    monkeypatch.setitem(segment.WHOLE, "cpu", 10_000)
+    monkeypatch.setitem(segment.TILE, "cpu", 256)
+    plain, large = load(model_folder, device="cpu", size=0), load(model_folder, device="cpu", size=0, scales=(1, 2))
+    assert plain._tile_for(90, 90) is None
+    assert plain._tile_for(110, 110) == 256
+    assert large._tile_for(49, 49) is None
+    assert large._tile_for(90, 90) == 128
+
+
+def test_floats_a_little_beyond_and_other_byte_orders(image):
+    floats = image / 255
+    floats[0, 0], floats[0, 1] = -2e-4, 1 + 2e-7
+    expected = image.copy()
+    expected[0, 0], expected[0, 1] = 0, 255
+    np.testing.assert_array_equal(as_image(floats), expected)
+    wide = image.astype(">u2") << 8
+    np.testing.assert_array_equal(as_image(wide), image)
+
+
+def test_bytes_in_a_wider_picture(image):
+    grey = Image.fromarray(image[..., 0])
+    np.testing.assert_array_equal(as_image(grey.convert("I")), np.repeat(image[..., :1], 3, axis=2))
+    night = Image.fromarray(image[..., 0].astype(np.uint16) * 257)
+    np.testing.assert_array_equal(as_image(night), np.repeat(image[..., :1], 3, axis=2))

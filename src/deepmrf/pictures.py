@@ -23,6 +23,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from deepmrf.data.files import SUFFIXES
+from deepmrf.notes import OVERLAY, is_result
 
 ENDINGS = (*SUFFIXES, ".jfif", ".pgm", ".pbm", ".pnm", ".avif", ".jp2")
 """By which a file in a folder counts as an image; a file that is named is tried whatever its ending."""
@@ -45,6 +46,10 @@ class Files:
         """Those that are wanted."""
         return [path for path in (self.labels, self.overlay, self.probabilities) if path is not None]
 
+    def beside(self) -> tuple[str, ...]:
+        """What is wanted beside the label map."""
+        return tuple(name for name in ("overlay", "probabilities") if getattr(self, name) is not None)
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -55,8 +60,8 @@ class Picture:
 
     def files(self, out: Path, overlay: bool, probabilities: bool) -> Files:
         """Where its results go."""
-        made = {ending: out / f"{self.target}{ending}" for ending in (".png", "_overlay.jpg", ".npz")}
-        return Files(made[".png"], made["_overlay.jpg"] if overlay else None, made[".npz"] if probabilities else None)
+        made = {ending: out / f"{self.target}{ending}" for ending in (".png", OVERLAY, ".npz")}
+        return Files(made[".png"], made[OVERLAY] if overlay else None, made[".npz"] if probabilities else None)
 
 
 def find(
@@ -65,11 +70,13 @@ def find(
     """The images that files, folders and patterns name, each once, with results that do not collide; and what failed.
 
     A name that exists is taken as it is, brackets and stars included; only then is it a pattern. Folders are searched
-    without their own folders unless `recursive`; hidden files, links to folders and the folder `out` are passed over.
+    without their own folders unless `recursive`; hidden files, links to folders, the folder `out` and what earlier runs
+    wrote are passed over.
     """
     paths: dict[str, Path] = {}
     anchors: set[str] = set()
     failed: list[Failure] = []
+    results: list[Path] = []
     for given in inputs:
         text = os.fspath(given)
         matches = [text] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
@@ -78,23 +85,33 @@ def find(
             failed.append((Path(text), f"{text} {what}: give a file, a folder or a pattern such as 'photos/*.jpg'."))
         for match in matches:
             path = Path(match)
+            if not path.is_dir() and is_result(path):
+                results.append(path)
+                continue
             if not path.is_dir():
                 anchors.add(os.path.dirname(os.path.abspath(match)))
                 paths.setdefault(os.path.abspath(match), path)
                 continue
+            held = list(_in_folder(path, recursive, out, failed, results))
             if out is not None and out.is_dir() and path.samefile(out):
-                raise ValueError(f"The results would be written among the images in {path}: choose another folder.")
+                if held:
+                    raise ValueError(f"The results would be written among the images in {path}: choose another folder.")
+                results.append(path)  # a pattern that matches what an earlier run wrote, too
+                continue
             anchors.add(os.path.abspath(match))
-            held = list(_in_folder(path, recursive, out, failed))
             for one in held:
                 paths.setdefault(os.path.abspath(one), one)
             if not held:
                 deeper = "" if recursive else ", and --recursive was not given"
                 failed.append((path, f"{path} is a folder without images{deeper}."))
+    if results and not paths and not failed:
+        failed.append((results[0], f"{results[0]} is a result of deepmrf: give the images themselves."))
     return _named(paths, anchors), failed
 
 
-def _in_folder(folder: Path, recursive: bool, out: Path | None, failed: list[Failure]) -> Iterator[Path]:
+def _in_folder(
+    folder: Path, recursive: bool, out: Path | None, failed: list[Failure], results: list[Path]
+) -> Iterator[Path]:
     def report(why: OSError) -> None:
         place = Path(why.filename or folder)
         failed.append((place, f"{place} cannot be listed ({why.strerror}): allow reading it."))
@@ -105,8 +122,13 @@ def _in_folder(folder: Path, recursive: bool, out: Path | None, failed: list[Fai
             kept = [name for name in kept if not os.path.samefile(os.path.join(top, name), out)]
         folders[:] = kept if recursive else []
         for name in sorted(names):
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in ENDINGS:
-                yield Path(top, name)
+            path = Path(top, name)
+            if name.startswith(".") or os.path.splitext(name)[1].lower() not in ENDINGS:
+                continue
+            if is_result(path):
+                results.append(path)
+            else:
+                yield path
 
 
 def _named(paths: dict[str, Path], anchors: set[str]) -> list[Picture]:

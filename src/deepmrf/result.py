@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from deepmrf.data.labels import Colour, LabelSet
 from deepmrf.figures import overlay
+from deepmrf.notes import FIELD
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -79,6 +80,14 @@ class Segmentation:
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise KeyError(f"There is no label {name!r}: the labels are {', '.join(self.names)}.{guess}")
 
+    def __contains__(self, name: str | int) -> bool:
+        """Has any pixel this label? One that the model does not know is an error, as in [...]."""
+        return bool(self[name].any())
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of what was found, the one that covers most first."""
+        return iter([one.name for one in self.summary()])
+
     def summary(self) -> list[Found]:
         """The classes that were found, the one that covers most first."""
         pixels, sums = self.totals()
@@ -98,6 +107,8 @@ class Segmentation:
         """The image with its labels painted over it; `longest` shrinks a larger picture to that many pixels a side."""
         from PIL import Image
 
+        if not 0 <= opacity <= 1:
+            raise ValueError(f"opacity={opacity!r} must be from 0, the image alone, to 1, the labels alone.")
         image, labels = self._shrunk(longest)
         colours, void = self.label_set.palette(), self.names.index(BACKGROUND) if BACKGROUND in self.names else -1
         painted = np.empty_like(image)
@@ -156,14 +167,14 @@ class Segmentation:
         text = PngInfo()
         text.add_itxt("labels", ", ".join(self.names))
         if note:
-            text.add_itxt("deepmrf", note)
+            text.add_itxt(FIELD, note)
         with whole(path) as file:
             self.mask().save(file, format="PNG", pnginfo=text)
 
     def save_overlay(self, path: Path, longest: int | None = 4096) -> None:
         """The overlay as JPEG, at most `longest` pixels a side: larger ones few programs open."""
         with whole(path) as file:
-            self.overlay(longest=longest).save(file, format="JPEG", quality=92)
+            self.overlay(longest=longest).save(file, format="JPEG", quality=92, comment=FIELD)
 
     def __repr__(self) -> str:
         height, width = self.labels.shape

@@ -7,7 +7,6 @@ done is reported and the rest goes on; what an earlier run has done, with the sa
 from __future__ import annotations
 
 import errno
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.data.files import Bytes, image_size, read_image
+from deepmrf.notes import Note, foreign, image_key, read_note
 from deepmrf.pictures import Failure, Files, Picture, check_targets
 from deepmrf.result import Found, Segmentation, summarise
 from deepmrf.segment import Segmenter
@@ -66,24 +66,29 @@ class Report:
 
     names: tuple[str, ...]
     done: list[Outcome] = field(default_factory=list)
-    skipped: list[Path] = field(default_factory=list)
-    """Their results were there already."""
+    before: list[Outcome] = field(default_factory=list)
+    """Done by an earlier run."""
     failed: list[Failure] = field(default_factory=list)
     animated: list[Path] = field(default_factory=list)
     """Files of several frames, of which the first was taken."""
     interrupted: bool = False
     pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of each label, over all images that are done."""
+    """Of each label, over all images that are done, now or before."""
     confidences: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """Summed over those pixels."""
 
     def __post_init__(self) -> None:
         self.pixels, self.confidences = np.zeros(len(self.names), np.int64), np.zeros(len(self.names))
 
+    @property
+    def skipped(self) -> list[Path]:
+        """The images whose results were there already."""
+        return [outcome.path for outcome in self.before]
+
     def summary(self) -> list[tuple[Found, int]]:
         """Each class found, over all images, with the number of images it is in; the largest first."""
         images = dict.fromkeys(self.names, 0)
-        for outcome in self.done:
+        for outcome in (*self.before, *self.done):
             for one in outcome.found:
                 images[one.name] += 1
         return [(one, images[one.name]) for one in summarise(self.names, self.pixels, self.confidences)]
@@ -123,6 +128,8 @@ class _Job:
     picture: Picture
     files: Files
     pixels: int
+    key: str
+    """Of the image as it was before it was read."""
 
 
 _Written = tuple[Outcome, NDArray[np.int64], NDArray[np.float64]]
@@ -157,11 +164,13 @@ class _Line:
         """Begin to read a picture, once there is room for it."""
         options = self.options
         files = picture.files(self.out, options.overlay, options.probabilities)
-        if not options.overwrite and _is_done(picture.path, files, self.segmenter.identity):
-            self.report.skipped.append(picture.path)
+        if not options.overwrite and self._done_before(picture, files):
             return self._tell(picture.path)
         try:
+            if not options.overwrite and (other := foreign(files.labels, files.all()[1:])) is not None:
+                raise ValueError(f"{other} is there, and no result of deepmrf: --overwrite replaces it.")
             height, width, animated = image_size(picture.path, self.segmenter.max_pixels)
+            key = image_key(picture.path)
         except (OSError, ValueError) as why:
             return self._fail(picture.path, why)
         if animated:
@@ -171,7 +180,28 @@ class _Line:
             self.step()
         self.held += pixels
         read = self.readers.submit(read_image, picture.path, self.segmenter.max_pixels)
-        self.reading.append((_Job(picture, files, pixels), read))
+        self.reading.append((_Job(picture, files, pixels, key), read))
+
+    def _done_before(self, picture: Picture, files: Files) -> bool:
+        """Are all results there, of this very image, by this model with these settings? Then they count as found."""
+        known = read_note(files.labels)
+        if known is None:
+            return False
+        note, size = known
+        try:
+            same = (note.by, note.of) == (self.segmenter.identity, image_key(picture.path))
+        except OSError:
+            return False
+        if not same or not set(files.beside()) <= set(note.beside) or not all(path.is_file() for path in files.all()):
+            return False
+        pixels, sums = np.array(note.pixels, np.int64), np.array(note.confidences)
+        if pixels.shape != self.report.pixels.shape or sums.shape != pixels.shape:
+            return False
+        found = summarise(self.report.names, pixels, sums)
+        self.report.before.append(Outcome(picture.path, files, size, found))
+        self.report.pixels += pixels
+        self.report.confidences += sums
+        return True
 
     def step(self) -> None:
         """The oldest thing that can be done: compute what is read, then what waits, then await what is written."""
@@ -245,29 +275,17 @@ class _Line:
     def _tell(self, path: Path) -> None:
         if self.progress is not None:
             report = self.report
-            self.progress(len(report.done) + len(report.skipped) + len(report.failed), self.whole, path)
+            self.progress(len(report.done) + len(report.before) + len(report.failed), self.whole, path)
 
 
-def _write(job: _Job, found: Segmentation, note: str) -> _Written:
+def _write(job: _Job, found: Segmentation, identity: str) -> _Written:
     if job.files.overlay is not None:
         found.save_overlay(job.files.overlay)
     if job.files.probabilities is not None:
         found.save(job.files.probabilities)
-    found.save_labels(job.files.labels, note)
     pixels, sums = found.totals()
+    note = Note(identity, job.key, job.files.beside(), tuple(pixels.tolist()), tuple(np.round(sums, 6).tolist()))
+    found.save_labels(job.files.labels, note.text())
     height, width = found.labels.shape
     outcome = Outcome(job.picture.path, job.files, (height, width), summarise(found.names, pixels, sums))
     return outcome, pixels, sums
-
-
-def _is_done(source: Path, files: Files, note: str) -> bool:
-    """Are all results there, newer than the image, and by this model with these settings?"""
-    from PIL import Image
-
-    try:
-        if os.stat(source).st_mtime > min(os.stat(path).st_mtime for path in files.all()):
-            return False
-        with Image.open(files.labels, formats=["PNG"]) as made:
-            return made.info.get("deepmrf") == note
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return False

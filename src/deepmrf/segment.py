@@ -23,9 +23,21 @@ from torch import Tensor
 from deepmrf.data.files import Bytes
 from deepmrf.data.images import as_image
 from deepmrf.data.labels import LabelSet
+from deepmrf.devices import chosen_device
 from deepmrf.dpn import DeepParsingNetwork
 from deepmrf.models import open_model
-from deepmrf.predict import averaged, enlarged_labels, grid, margin, mirrored, predictor, scaled, tiled, tiled_labels
+from deepmrf.predict import (
+    Predictor,
+    averaged,
+    enlarged_labels,
+    grid,
+    margin,
+    mirrored,
+    predictor,
+    scaled,
+    tiled,
+    tiled_labels,
+)
 from deepmrf.result import Segmentation
 from deepmrf.unary.images import NO_ZOOM
 
@@ -86,16 +98,27 @@ class Segmenter:
         for what, value, least in (("tile", tile, 64), ("size", size or None, 64), ("max_pixels", max_pixels, 1)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ValueError(f"{what}={value!r} must be a whole number of pixels, at least {least}.")
-        self.device = _device(device)
+        self.device = chosen_device(device)
         self.models = [model.to(self.device).eval() for model in models]
         self.scales, self.flip, self.tile, self.max_pixels = tuple(scales), flip, tile, max_pixels
-        predict = averaged([predictor(model) for model in self.models])
-        predict = predict if self.scales == (1.0,) else scaled(predict, self.scales)
-        self.predict = mirrored(predict) if flip else predict
+        self.predict = self._predict()
         self.size = _trained_size(self.models) if size is None and tile is None else size or None
         fields = [model.mean_field for model in self.models]
         zooms = [getattr(model.unary, "zoom", NO_ZOOM) for model in self.models]
         self.margin, self.step = margin(fields, self.scales), grid(fields, zooms)
+
+    def _predict(self) -> Predictor:
+        predict = averaged([predictor(model) for model in self.models])
+        predict = predict if self.scales == (1.0,) else scaled(predict, self.scales)
+        return mirrored(predict) if self.flip else predict
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: everything but the functions that are made of it."""
+        return {name: value for name, value in vars(self).items() if name != "predict"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.predict = self._predict()
 
     @property
     def model(self) -> DeepParsingNetwork:
@@ -125,10 +148,14 @@ class Segmenter:
 
         probabilities: keep those of every label, (L, H, W); None keeps them for images that are not shrunk or tiled.
         """
-        return self.batch([as_image(image, self.max_pixels)], probabilities=probabilities)[0]
+        own = image.copy() if isinstance(image, np.ndarray) else image  # the result keeps it
+        return self.batch([own], probabilities=probabilities)[0]
 
-    def batch(self, images: Sequence[Bytes], *, probabilities: bool | None = None) -> list[Segmentation]:
-        """The labels of images (H, W, 3) of one size, computed together where they are small."""
+    def batch(self, images: Sequence[Any], *, probabilities: bool | None = None) -> list[Segmentation]:
+        """The labels of images of one size, computed together where they are small; each as for a single one."""
+        if not len(images):
+            return []
+        images = [as_image(image, self.max_pixels) for image in images]
         height, width = images[0].shape[:2]
         if any(image.shape != images[0].shape for image in images):
             raise ValueError(f"A batch has images of sizes {sorted({i.shape[:2] for i in images})}: give equal ones.")
@@ -165,7 +192,10 @@ class Segmenter:
         if self.tile is not None:
             return self.tile if max(height, width) > self.tile else None
         kind = self.device.type if self.device.type in TILE else "cpu"
-        return TILE[kind] if height * width > WHOLE[kind] else None
+        largest = max(1.0, *self.scales)  # tiles are of the image as it is, and are enlarged in their turn
+        if height * width * largest**2 <= WHOLE[kind]:
+            return None
+        return max(64, int(TILE[kind] / largest))
 
     def shrunk(self, image: Bytes) -> Bytes:
         """The image as the network sees it: at most `size` pixels on the longer side."""
@@ -191,16 +221,6 @@ def _enlarged(found: Tensor, height: int, width: int) -> NDArray[np.float32]:
         found = torch.nn.functional.interpolate(found[None], (height, width), mode="bilinear")[0]
     made: NDArray[np.float32] = found.float().cpu().numpy()
     return made
-
-
-def _device(name: str | torch.device | None) -> torch.device:
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError:
-        raise ValueError(f"device={name!r} is unknown: choose 'cpu' or 'cuda'.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={str(name)!r} was asked for, but PyTorch finds no GPU here: choose 'cpu'.")
-    return device
 
 
 def _trained_size(models: Sequence[DeepParsingNetwork]) -> int | None:

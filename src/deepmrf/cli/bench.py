@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from deepmrf.bench import Results, Row, Settings, plan, run
+from deepmrf.cli import process
+
+if TYPE_CHECKING:
+    from deepmrf.bench import Results, Row
 
 PAPER = "The paper gives 30 ms for b12 and 75 ms for b12-b15: ten 512 x 512 images, 21 labels, a GPU of 2015."
 
@@ -59,6 +62,9 @@ def bench_command(
     ] = None,
 ) -> None:
     """Measure every layer beside its peers."""
+    process.load_torch()
+    from deepmrf.bench import Results, Settings, plan
+
     console = Console()
     try:
         settings = Settings.of(
@@ -97,6 +103,8 @@ def _run_with_progress(results: Results, console: Console) -> None:
 
         def step(words: str) -> None:
             progress.update(task, advance=1, description=words)
+
+        from deepmrf.bench import run
 
         run(results, step)
 

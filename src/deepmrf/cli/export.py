@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from deepmrf.cli import process
 from deepmrf.cli.training import fail
 
 EXPORT_HELP = """Write a whole model, network and MRF, to one file: ONNX (.onnx) or torch.export (.pt2).
@@ -37,6 +39,7 @@ def export_command(
     ] = 1e-4,
 ) -> None:
     """Write a whole model to one file."""
+    process.load_torch()
     console = Console()
     try:
         from deepmrf.data.files import read_image
@@ -46,7 +49,7 @@ def export_command(
         check_ending(out)  # before anything is read or computed
         images = None if image is None else cut(read_image(image))
         loaded = open_model(model)
-        with console.status(f"Tracing {model}, writing and checking {out.name}: half a minute"):
+        with console.status(escape(f"Tracing {model}, writing and checking {out.name}: half a minute")):
             found = export(loaded, out, images, tolerance)
     except (ValueError, OSError, ImportError, ArithmeticError) as error:
         fail(error)
@@ -58,4 +61,4 @@ def export_command(
         times = [f"{1000 * seconds:.0f} ms" for seconds in (one.model_seconds, one.file_seconds)]
         table.add_row(f"{one.height} x {one.width}", f"{one.difference:.1e}", *times)
     console.print(table)
-    console.print(f"Wrote {out}, {out.stat().st_size / 2**20:.1f} MiB.", soft_wrap=True)
+    console.print(f"Wrote {out}, {out.stat().st_size / 2**20:.1f} MiB.", soft_wrap=True, markup=False)

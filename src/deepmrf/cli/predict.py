@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from deepmrf.cli import video
+from deepmrf.cli import process, video
 from deepmrf.cli.training import fail
 
 if TYPE_CHECKING:
@@ -126,7 +128,10 @@ def predict_command(
     warnings.filterwarnings("ignore", module=r"PIL(\.|$)")  # of oddities in files that are read all the same
     console = Console(highlight=False)
     inputs, factors = _scales(inputs, scales or [])
+    process.load_torch()
     try:
+        if summary is not None:
+            _check_json(summary)
         from deepmrf.segment import MAX_PIXELS, load
 
         segmenter = load(
@@ -207,6 +212,8 @@ def _run(
     pictures, missing = find(inputs, recursive, out)
     if not pictures:
         return Report(segmenter.labels.names, failed=missing)
+    if out.suffix.lower() in video.VIDEOS and not out.is_dir():
+        raise ValueError(f"{out} would be a video, but {pictures[0].path} is an image: give a folder with --out.")
     pictures, folder = as_file(pictures, out)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder for the results with --out.")
@@ -249,7 +256,7 @@ def _show(report: Report, out: Path, console: Console) -> None:
     def say(text: str, style: str = "") -> None:
         console.print(_plain(text), style=style, markup=False, soft_wrap=True)
 
-    if report.done:
+    if report.done or report.before:
         console.print(_table(report))
     if report.animated:
         some = "a file has" if len(report.animated) == 1 else f"{len(report.animated)} files have"
@@ -277,14 +284,21 @@ def _listing(outcome: Outcome) -> str:
 
 
 def _table(report: Report) -> Table:
-    many = len(report.done) > 1
+    many = len(report.done) + len(report.before) > 1
     table = Table(box=None, header_style="dim", pad_edge=False)
     for heading in ("class", "pixels", "confidence", *["images"] * many):
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for found, images in report.summary():
         share = f"{100 * found.share:.1f}%" if found.share >= 0.0005 else "<0.1%"
-        table.add_row(found.name, share, f"{100 * found.confidence:.0f}%", *[str(images)] * many)
+        table.add_row(Text(_plain(found.name)), share, f"{100 * found.confidence:.0f}%", *[str(images)] * many)
     return table
+
+
+def _check_json(path: Path) -> None:
+    """Before the work: can the file be written?"""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--json {path} cannot be written: name a file, such as {path / 'found.json'}.")
 
 
 def _write_json(report: Report, path: Path, models: Sequence[str], videos: Sequence[dict[str, Any]]) -> None:
@@ -306,12 +320,11 @@ def _write_json(report: Report, path: Path, models: Sequence[str], videos: Seque
         "models": list(models),
         "classes": list(report.names),
         "found": classes([found for found, _ in report.summary()]),
-        "images": [entry(outcome) for outcome in report.done],
+        "images": [entry(outcome) for outcome in (*report.before, *report.done)],
         "skipped": [str(one) for one in report.skipped],
         "failed": [{"image": str(one), "why": why} for one, why in report.failed],
         "videos": list(videos),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(facts, indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""How the command treats threads and memory. To be imported before PyTorch, which reads the first when it is loaded.
+"""How the command treats threads, memory and output. To be imported before PyTorch, which reads the first on loading.
 
 OpenMP's threads spin while they wait for one another: a little faster on an idle machine, up to twenty times slower on
 one where something else wants the cores, too. Ours sleep.
@@ -10,7 +10,9 @@ the next tensor: a third of the time of a mean-field step. Ours keeps them.
 import contextlib
 import ctypes
 import os
+import signal
 import sys
+import threading
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """mallopt's names for: how much free memory makes it return some; from which size on a block is returned at once."""
@@ -30,4 +32,23 @@ def keep_memory() -> bool:
     return False
 
 
+def load_torch() -> None:
+    """Import PyTorch: two seconds in which Ctrl-C ends the process, as half a module would go on wrongly."""
+    if "torch" in sys.modules or threading.current_thread() is not threading.main_thread():
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        import torch  # noqa: F401
+    finally:
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+
+
+def speak_any_encoding() -> None:
+    """Names that the terminal or file cannot write become question marks instead of errors."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # some streams have no encoding
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
 keep_memory()
+speak_any_encoding()

@@ -119,7 +119,7 @@ def _open(path: Path, max_pixels: int | None) -> Image:
     if width * height > max_pixels:
         picture.close()
         size, most = f"{width} x {height} pixels", f"{max_pixels / 1e6:,.4g} million"
-        remedy = "make it smaller, cut it up or raise --max-pixels"
+        remedy = "make it smaller, cut it up or raise max_pixels (--max-pixels)"
         raise DataError(f"{path} has {size}, more than {most}, and was not read; {remedy}.", path, "unreadable")
     return picture
 
@@ -173,7 +173,8 @@ def to_rgb(picture: Image, path: Path) -> Bytes:
             if values.min() < 0 or values.max() > 65535 or picture.mode == "F":
                 needed = "convert it to 8 or 16 bits"
                 raise DataError(f"{path} holds {picture.mode!r} values beyond 16 bits; {needed}.", path, "unreadable")
-            grey = (values.astype(np.uint32) >> 8).astype(np.uint8)
+            bits = 8 if values.max() > 255 else 0  # 8-bit values in a wider type are no night picture
+            grey = (values.astype(np.uint32) >> bits).astype(np.uint8)
             return np.repeat(grey[..., None], 3, axis=2)
         if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
             picture = picture.convert("RGBA")

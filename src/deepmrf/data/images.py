@@ -13,6 +13,9 @@ from torch import Tensor
 
 from deepmrf.data.files import Bytes, read_image, to_rgb
 
+SLACK = 1e-3
+"""By how much floats may leave [0, 1]: resizing and colour conversions do so."""
+
 
 def as_image(image: Any, max_pixels: int | None = None) -> Bytes:
     """A path, PIL image, numpy array or tensor as RGB (H, W, 3) of uint8."""
@@ -53,16 +56,16 @@ def _from_array(array: NDArray[Any], what: str) -> Bytes:
         made = array.astype(np.uint8) * np.uint8(255)
     elif array.dtype == np.uint8:
         made = array
-    elif array.dtype == np.uint16:
+    elif array.dtype.kind == "u" and array.dtype.itemsize == 2:
         made = (array >> 8).astype(np.uint8)
     elif array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())
-        if not (low >= 0 and high <= 1):
+        if not (low >= -SLACK and high <= 1 + SLACK):
             raise ValueError(
                 f"The {what} holds floats from {low:.4g} to {high:.4g}, an image's are in [0, 1]: "
                 "divide them, or pass bytes as uint8."
             )
-        made = np.round(array * 255).astype(np.uint8)
+        made = np.round(array.clip(0, 1) * 255).astype(np.uint8)
     else:
         raise TypeError(f"The {what} holds {array.dtype}: pass uint8, uint16 or floats in [0, 1].")
     if made.shape[2] == 4:  # what is see-through becomes white, as in files

@@ -25,9 +25,11 @@ ENDINGS: dict[str, Callable[[DeepParsingNetwork, Path], None]] = {".onnx": write
 
 
 def check_ending(path: Path) -> None:
-    """The ending of an exported file is a known one, and its packages are installed."""
+    """The ending of an exported file is a known one, its packages are installed, and its name is free."""
     if path.suffix.lower() not in ENDINGS:
         raise ValueError(f"{path} ends neither in .onnx (ONNX) nor in .pt2 (torch.export): name it by one of them.")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file.")
     if path.suffix.lower() == ".onnx":
         check_packages()
 

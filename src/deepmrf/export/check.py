@@ -19,6 +19,8 @@ TOLERANCE = 1e-4
 """The largest difference of log-probabilities that an exported file may have."""
 SIZES = ((360, 480), (273, 351))
 """Height and width of the images it is checked on; none is the traced one, and the second is odd."""
+SMALLEST = 64
+"""Pixels that either side of a photograph to compare on must have."""
 
 Runner = Callable[[Tensor], Tensor]
 """uint8 images (B, 3, H, W) -> log-probabilities (B, L, H, W)."""
@@ -99,9 +101,15 @@ def pictures(sizes: Sequence[tuple[int, int]] = SIZES, seed: int = 0) -> list[By
 
 
 def cut(image: Bytes, sizes: Sequence[tuple[int, int]] = SIZES) -> list[Bytes]:
-    """The middle of a photograph at each size, or as much of it as there is."""
-    made = []
-    for height, width in sizes:
-        top, left = (max(0, (have - want) // 2) for have, want in zip(image.shape, (height, width), strict=False))
+    """The middle of a photograph at each size, or as much of it as there is, but never twice the same."""
+    if min(image.shape[:2]) < SMALLEST:
+        height, width = image.shape[:2]
+        raise ValueError(f"An image of {width} x {height} is too small to compare on: give a photograph.")
+    made: list[Bytes] = []
+    for wanted in sizes:
+        height, width = (min(side, have) for side, have in zip(wanted, image.shape, strict=False))
+        while any(one.shape[:2] == (height, width) for one in made):
+            height, width = height * 3 // 4, width * 3 // 4
+        top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
         made.append(image[top : top + height, left : left + width])
     return made

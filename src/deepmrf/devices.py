@@ -1,0 +1,20 @@
+"""Which device computes: a name that is checked before anything is read or computed."""
+
+from __future__ import annotations
+
+import torch
+
+
+def chosen_device(name: str | torch.device | None = None) -> torch.device:
+    """The device of that name, the GPU if there is one for None; one that cannot be used here is a ValueError."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"device={name!r} is unknown: choose 'cpu' or 'cuda'.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={str(name)!r} was asked for, but PyTorch finds no GPU here: choose 'cpu'.")
+    try:
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(f"device={str(name)!r} cannot be used here: choose 'cpu' or 'cuda'.") from None
+    return device
