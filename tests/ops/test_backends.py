@@ -53,8 +53,22 @@ def test_unknown_names_are_an_error():
 
 
 def test_forcing_what_is_not_there_says_what_to_do():
-    with ops.use("numba"), pytest.raises(RuntimeError, match=r"numba .* not available .* cpu tensors: install it, or"):
+    with (
+        ops.use("numba"),
+        pytest.raises(RuntimeError, match=r"numba .* not available .* cpu tensors of 1 axes: install"),
+    ):
         choose([implementation("torch")], torch.zeros(1))
+
+
+def test_forcing_what_cannot_run_says_so(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with ops.use("triton"), pytest.raises(RuntimeError, match=r"triton .* not available .* cpu tensors of 4 axes"):
+        choose(TABLE, torch.zeros(1, 1, 1, 1))
+    with ops.use("numba"), pytest.raises(RuntimeError, match=r"numba .* not available .* cpu tensors of 6 axes"):
+        choose(TABLE, torch.zeros(1, 1, 1, 1, 1, 1))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with ops.use("triton"):
+        assert choose(TABLE, torch.zeros(1, 1, 1, 1)).name == "triton"
 
 
 def test_a_forced_torch_runs_torch(monkeypatch):

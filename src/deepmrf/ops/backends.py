@@ -7,6 +7,7 @@ plugs in by appending an `Implementation` to its operator's table: nothing else 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MOST_AXES = 5
+"""That compiled kernels know: batch, labels and up to three of space."""
 _forced: str | None = None
 
 
@@ -50,14 +53,21 @@ def choose(table: Sequence[Implementation], *arguments: Any) -> Implementation:
     """The first implementation that suits the arguments, or the forced one."""
     if _forced is None:
         return next(one for one in table if one.suits(*arguments))
+    tensors = [a for a in arguments if isinstance(a, Tensor)]
     for one in table:
-        if one.name == _forced:
+        if one.name == _forced and _could_run(_forced, tensors):
             return one
-    device = next((a.device.type for a in arguments if isinstance(a, Tensor)), "this")
+    kind = f"{tensors[0].device.type} tensors of {tensors[0].dim()} axes" if tensors else "these arguments"
     raise RuntimeError(
-        f"The {_forced} implementation is not available here for this operator on {device} tensors: install it, "
+        f"The {_forced} implementation is not available here for this operator on {kind}: install it, "
         f"or leave the block deepmrf.ops.use({_forced!r})."
     )
+
+
+def _could_run(name: str, tensors: Sequence[Tensor]) -> bool:
+    """Whether it is worth it or not: are these tensors where a forced implementation runs, with axes it knows?"""
+    place = {"numba": "cpu", "triton": "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"}.get(name)
+    return place is None or all(t.device.type == place and t.dim() <= MOST_AXES for t in tensors)
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
