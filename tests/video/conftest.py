@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 av = pytest.importorskip("av")
 
+from deepmrf import models  # noqa: E402
+from deepmrf.cli import app  # noqa: E402
 from deepmrf.dpn import load  # noqa: E402
 from deepmrf.segment import Segmenter  # noqa: E402
 
@@ -97,3 +101,21 @@ def heard():
 @pytest.fixture
 def segmenter(model_folder):
     return Segmenter([load(model_folder)], device="cpu")
+
+
+@pytest.fixture
+def type_in(tmp_path, monkeypatch, model_folder):
+    """type_in("predict", ...): in the folder of the films, where "animals" is a model that has learned nothing."""
+    monkeypatch.chdir(tmp_path)
+    bundled = tmp_path / ".bundled"
+    bundled.mkdir()
+    (bundled / "animals").symlink_to(model_folder, target_is_directory=True)
+    monkeypatch.setattr(models, "PRETRAINED", bundled)
+
+    def run(*words, code=0):
+        result = CliRunner().invoke(app, ["predict", *words], env={"COLUMNS": "200", "TERM": "dumb"})
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        assert result.exit_code == code, result.output
+        return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+    return run

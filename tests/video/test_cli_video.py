@@ -15,34 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from deepmrf import models
-from deepmrf.cli import app
 from deepmrf.data.labels import ANIMALS
 from deepmrf.dpn import load
 from deepmrf.video import record
 
 av = pytest.importorskip("av")
 pytestmark = pytest.mark.usefixtures("plain_torch")
-
-
-@pytest.fixture
-def type_in(tmp_path, monkeypatch, model_folder):
-    """type_in("predict", ...): in the folder of the films, where "animals" is a model that has learned nothing."""
-    monkeypatch.chdir(tmp_path)
-    bundled = tmp_path / ".bundled"
-    bundled.mkdir()
-    (bundled / "animals").symlink_to(model_folder, target_is_directory=True)
-    monkeypatch.setattr(models, "PRETRAINED", bundled)
-
-    def run(*words, code=0):
-        result = CliRunner().invoke(app, ["predict", *words], env={"COLUMNS": "200", "TERM": "dumb"})
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        assert result.exit_code == code, result.output
-        return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
-
-    return run
 
 
 def test_a_video_with_sound(type_in, film, pictures, seen, heard, segmenter):
@@ -75,6 +54,28 @@ def test_patterns(type_in, film):
     assert "gone*.mp4 matches nothing" in type_in("gone*.mp4", code=1)
 
 
+def test_patterns_of_more_than_videos(type_in, film, pictures):
+    Path("k").mkdir()
+    film("k/low.mov")
+    film("k/lower.mkv", codec="libx264")
+    Image.fromarray(pictures(1, (32, 48))[0]).save("k/look.png")
+    text = type_in("k/lo*.m*", "-o", "out")
+    assert text.count("Wrote") == 2
+    assert sorted(os.listdir("out")) == ["low_overlay.mp4", "lower_overlay.mp4"]
+    type_in("k/*", "-o", "k/made")
+    assert sorted(os.listdir("k/made")) == ["look.png", "look_overlay.jpg", "low_overlay.mp4", "lower_overlay.mp4"]
+    type_in("k/low*", "-o", "k")
+    assert type_in("k/low*", "-o", "k").count("is there already") == 2  # and no overlay of an overlay
+    assert sorted(os.listdir("k")) == [
+        "look.png",
+        "low.mov",
+        "low_overlay.mp4",
+        "lower.mkv",
+        "lower_overlay.mp4",
+        "made",
+    ]
+
+
 def test_label_maps(type_in, film, pictures, segmenter):
     frames = pictures(3, (33, 47))
     film("drive.mov", frames)
@@ -103,9 +104,9 @@ def test_a_second_run(type_in, film, pictures, seen):
     assert "is there already" in type_in("drive.mov", "-o", "out.mp4")
     assert "not of this video by this model" in type_in("drive.mov", "-o", "out.mp4", "--flip", code=1)
     assert "Wrote" in type_in("drive.mov", "-o", "out.mp4", "--flip", "--overwrite")
-    Path("mine.mp4").write_bytes(b"precious")
+    Path("mine.mp4").write_bytes(Path("drive.mov").read_bytes())
     assert "not of this video" in type_in("drive.mov", "-o", "mine.mp4", code=1)
-    assert Path("mine.mp4").read_bytes() == b"precious"
+    assert Path("mine.mp4").read_bytes() == Path("drive.mov").read_bytes()
     before = Path("drive.mov").read_bytes()
     assert "is the video itself" in type_in("drive.mov", "-o", "drive.mov", "--overwrite", code=1)
     assert Path("drive.mov").read_bytes() == before
@@ -147,6 +148,26 @@ def test_short_and_damaged_videos(type_in, film, pictures, seen):
     assert "Wrote broken.mp4 (5 frames)." in text
 
 
+def test_matroska_files_that_break_off(type_in, film):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 64, 96, 3), dtype=np.uint8)
+    content = film("good.mkv", noise, codec="libx264", sound=3.0).read_bytes()
+    assert "should have" not in type_in("good.mkv", "-o", "good.mp4")  # though its sound goes on
+    assert "should have" not in type_in("good.mkv", "-o", "short.mp4", "--max-frames", "5")
+    half = len(content) // 2
+    Path("cut.mkv").write_bytes(content[:half])
+    Path("broken.mkv").write_bytes(content[:half] + bytes(2048) + content[half + 2048 :])
+    for name in ("cut", "broken"):
+        text = type_in(f"{name}.mkv", "-o", f"{name}.mp4", "--json", "found.json")
+        assert re.search(rf"{name}.mkv should have about 40 frames, but \d+ were found: it may be cut off\.", text)
+        assert json.loads(Path("found.json").read_text())["videos"][0]["complete"] is False
+
+
+@pytest.mark.parametrize("times", [range(50, 70), range(0, 40, 2)], ids=["late", "slow"])
+def test_matroska_files_that_are_whole(type_in, film, pictures, times):
+    film("drive.mkv", pictures(20, (32, 48)), times, codec="libx264")
+    assert "cut off" not in type_in("drive.mkv", "-o", "out.mp4")
+
+
 def test_what_is_no_video(type_in, film):
     Path("empty.mp4").write_bytes(b"")
     Path("text.mkv").write_text("hello")
@@ -166,7 +187,7 @@ def test_what_is_no_video(type_in, film):
         (("a.mov", "b/c.mov", "--labels", "m"), 2, "m would get the label maps of 2 videos"),
         (("a.mov", "-o", "x.avi"), 1, "x.avi would be a .avi file, which cannot keep times"),
         (("a.mov", "--probabilities"), 2, "--probabilities is for images"),
-        (("a.mov", "--flow", "best"), 1, "--flow best is unknown: choose dis or none."),
+        (("a.mov", "--flow", "best"), 2, "--flow best is unknown: choose dis or none."),
         (("a.mov", "--max-frames", "0"), 1, "max_frames=0 must be at least 1 frame."),
         (("a.mov", "--consistency", "--flow", "none"), 1, "choose a flow"),
         (("a.mov", "-o", "a.txt"), 1, "a.txt is a file: give a folder for the results, or a video"),

@@ -201,6 +201,7 @@ def test_a_camera(monkeypatch):
     source = open_source("camera:7")
     found = list(source.frames())
     assert (len(found), source.rate, source.length, source.stem) == (3, 15, None, "camera7")
+    assert source.key() == source.key() != open_source("camera:7").key()  # what it showed does not come again
     assert found[0].image[0, 0].tolist() == [0, 0, 255]
     assert found[0].time == 0
     assert released

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import glob
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from deepmrf.segment import Segmenter
@@ -61,12 +63,26 @@ class VideoOptions:
 
 
 def expanded(inputs: list[str]) -> list[str]:
-    """The inputs, with the files that patterns of videos such as 'clips/*.mp4' match in their place."""
+    """The inputs, with what patterns match in their place where videos are among it, such as 'clips/*.mp4'.
+
+    Overlays that earlier runs wrote among them are passed over, unless there is nothing else.
+    """
     made: list[str] = []
     for text in inputs:
-        pattern = text.lower().endswith(VIDEOS) and not Path(text).exists()
-        made += (pattern and sorted(glob.glob(text, recursive=True))) or [text]
+        matches = [] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
+        if any(match.lower().endswith(VIDEOS) for match in matches):
+            made += [match for match in matches if not _is_overlay(match)] or matches
+        else:
+            made.append(text)
     return made
+
+
+def _is_overlay(text: str) -> bool:
+    from deepmrf.video.recording import is_recording
+
+    with suppress(ImportError):  # of PyAV: each video will tell
+        return text.lower().endswith("_overlay.mp4") and is_recording(Path(text))
+    return False
 
 
 def is_video(text: str, out: Path, options: VideoOptions) -> bool:
@@ -79,6 +95,10 @@ def is_video(text: str, out: Path, options: VideoOptions) -> bool:
 
 def check(videos: list[str], out: Path, options: VideoOptions) -> None:
     """Is there something to write, and has each video a name of its own for it?"""
+    if options.labels is not None and not videos:
+        raise ValueError("--labels is for videos: the label maps of images are written into --out.")
+    if options.flow not in ("dis", "none"):
+        raise ValueError(f"--flow {options.flow} is unknown: choose dis or none.")
     if videos and not options.overlay and options.labels is None:
         raise ValueError("Nothing would be written of the video: give --labels DIR, or leave out --no-overlay.")
     if videos and options.probabilities:
@@ -87,6 +107,10 @@ def check(videos: list[str], out: Path, options: VideoOptions) -> None:
         raise ValueError(f"{options.labels} would get the label maps of {len(videos)} videos: give them in turn.")
     if len(videos) > 1 and out.suffix.lower() in VIDEOS:
         raise ValueError(f"{out} is one video, but {len(videos)} were given: give a folder for them with --out.")
+    if options.labels is not None:
+        from deepmrf.video.recording import check_folder
+
+        check_folder(options.labels, Path(videos[0]))
     stems = [Path(text).stem.casefold() for text in videos]
     for number, stem in enumerate(stems):
         if stem in stems[:number]:
@@ -109,13 +133,14 @@ def predict_video(
 
     console, options = console or Console(highlight=False), options or VideoOptions()
     try:
-        if options.flow not in ("dis", "none"):
-            raise ValueError(f"--flow {options.flow} is unknown: choose dis or none.")
         source = open_source(path, options.fps, segmenter.max_pixels)
         target = _target(source, out) if options.overlay else None
         flow: Any = None if options.flow == "none" else "dis"
-        if target is not None and _is_there(target, segmenter, source, options, flow, overwrite):
+        if target is not None and not overwrite and _is_there(target, segmenter, source, options, flow):
             _say(console, f"{target} is there already: --overwrite does it again.")
+            if entries is not None:
+                labels = None if options.labels is None else str(options.labels)
+                entries.append({"video": source.name, "overlay": str(target), "labels": labels, "there_already": True})
             return 0
         with _bar(console, source.name) as progress:
             made = record(
@@ -126,6 +151,7 @@ def predict_video(
                 flow=flow,
                 consistency=options.consistency,
                 max_frames=options.max_frames,
+                overwrite=overwrite,
                 progress=progress,
             )
     except (ValueError, OSError, ImportError) as why:
@@ -140,24 +166,33 @@ def _target(source: Source, out: Path) -> Path:
     path = out if out.suffix.lower() in VIDEOS else out / f"{source.stem}_overlay.mp4"
     if path.exists() and Path(source.name).exists() and path.samefile(source.name):
         raise ValueError(f"{path} is the video itself, and would be overwritten: choose another --out.")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give a video that is none, such as out.mp4, with --out.")
     if path is not out and out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder for the results, or a video such as out.mp4, with --out.")
     return path
 
 
-def _is_there(
-    path: Path, segmenter: Segmenter, source: Source, options: VideoOptions, flow: Any, overwrite: bool
-) -> bool:
-    """Is this very video done already? Other files are not touched; one that an interrupted run left is."""
-    from deepmrf.video.recording import SLACK, frames_there, note_of
+def _is_there(path: Path, segmenter: Segmenter, source: Source, options: VideoOptions, flow: Any) -> bool:
+    """Is all that is wanted of this very video done? Other files are not touched; one that was cut short is."""
+    from deepmrf.video.recording import earlier, maps_there, note_of
 
-    if overwrite or not path.exists():
+    if not path.exists() or not path.stat().st_size:
         return False
-    frames = frames_there(path, note_of(segmenter, source, flow))
-    if frames is None:
-        raise ValueError(f"{path} is there, and not of this video by this model: --overwrite replaces it.")
-    wanted = [n for n in (source.length if source.counted else None, options.max_frames) if n is not None]
-    return not wanted or frames + SLACK >= min(wanted)
+    note = note_of(segmenter, source, flow)
+    made, limit = earlier(path, note), options.max_frames
+    if made is None:
+        other = f"{path} is there, and not of this video by this model with these settings"
+        raise ValueError(f"{other}: --overwrite replaces it.")
+    if not made.whole and (limit is None or made.frames < limit):
+        return False
+    wanted = made.frames if limit is None else min(made.frames, limit)
+    mapped = options.labels is None or maps_there(options.labels, note) >= wanted
+    if mapped and not options.consistency:
+        return True
+    if wanted < made.frames:
+        raise ValueError(f"{path} is there and would lose frames: choose another --out, or --overwrite shortens it.")
+    return False
 
 
 @contextmanager
@@ -191,7 +226,8 @@ def _report(source: Source, made: Recording, console: Console) -> int:
         _say(console, f"{_count(made.skipped, 'frame')} could not be read and {were} left out.", "yellow")
     if made.missing:
         said = made.missing + made.frames + made.skipped
-        text = f"{source.name} says it has {said} frames, but {said - made.missing} were found: it may be cut off."
+        says = f"says it has {said}" if source.counted else f"should have about {said}"
+        text = f"{source.name} {says} frames, but {said - made.missing} were found: it may be cut off."
         _say(console, text, "yellow")
     if made.silent:
         _say(console, f"{source.name}: {made.silent}; the video is silent (.mkv holds every kind).", "yellow")
@@ -215,7 +251,7 @@ def _table(made: Recording) -> Table:
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for found, frames in made.summary():
         share = f"{100 * found.share:.1f}%" if found.share >= 0.0005 else "<0.1%"
-        table.add_row(found.name, share, f"{100 * found.confidence:.0f}%", str(frames))
+        table.add_row(Text(_plain(found.name)), share, f"{100 * found.confidence:.0f}%", str(frames))
     return table
 
 

@@ -17,12 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from fractions import Fraction
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from deepmrf.data.files import Bytes, images_in, read_image
+from deepmrf.notes import image_key
 
 CAMERA = "camera:"
 """What the name of a camera begins with; its number follows."""
@@ -65,6 +67,10 @@ class Source(ABC):
     """A file with sound that belongs to the frames."""
     skipped: int = 0
     """Frames that could not be read."""
+
+    def key(self) -> str:
+        """A few letters that differ for other files and once they have changed; "-" where there are none."""
+        return "-"
 
     @abstractmethod
     def _raw(self) -> Raw:
@@ -147,11 +153,20 @@ class VideoFile(Source):
                 f"{self.path} cannot be read as a video ({gist(why)}): it is damaged, cut off or none; replace it."
             ) from None
 
+    def key(self) -> str:
+        """Of the file: its place, size and time."""
+        return image_key(self.path)
+
     def _estimate(self) -> int:
         stream, container = self._stream, self._container
         if stream.duration and stream.time_base:
             return int(stream.duration * stream.time_base * self.rate)
-        return int(container.duration / self._av.time_base * self.rate) if container.duration else 0
+        seconds = _seconds(stream.metadata.get("DURATION", ""))  # Matroska: its sound may be longer
+        if not seconds and container.duration:
+            seconds = Fraction(container.duration, self._av.time_base)
+        if stream.start_time and stream.time_base:
+            seconds -= stream.start_time * stream.time_base  # both are counted from 0, whenever the frames begin
+        return max(0, int(seconds * self.rate))
 
     def _raw(self) -> Raw:
         number = 0
@@ -193,6 +208,12 @@ class VideoFile(Source):
         given = self._stream.codec_context.sample_aspect_ratio or self._stream.sample_aspect_ratio
         if given and given > 0 and given != 1:
             self.aspect = 1 / Fraction(given) if turned else Fraction(given)
+
+
+def _seconds(text: str) -> Fraction:
+    """Of "00:01:02.5"; 0 for anything else."""
+    found = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d*)?)", text)
+    return Fraction(0) if found is None else 3600 * int(found[1]) + 60 * int(found[2]) + Fraction(found[3])
 
 
 def _is_cover(stream: Any) -> bool:
@@ -242,6 +263,14 @@ class FrameFolder(Source):
             raise ValueError(f"{folder} is a folder without images: give one that holds a video's frames.")
         self.length, self.counted = len(self.paths), True
 
+    def key(self) -> str:
+        """Of all the images, in their order, and their speed."""
+        facts = [str(self.rate)]
+        for path in self.paths:
+            with suppress(OSError):  # a link that leads nowhere: the frame is left out, too
+                facts.append(image_key(path))
+        return blake2b(" ".join(facts).encode(), digest_size=8).hexdigest()
+
     def _raw(self) -> Raw:
         for number, path in enumerate(self.paths):
             try:
@@ -270,12 +299,16 @@ class Camera(Source):
         except ImportError:
             raise ImportError("Cameras are read with OpenCV: pip install 'deepmrf[video]'.") from None
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # one sentence is enough, below
-        self.name, self.stem = name, f"camera{number}"
+        self.name, self.stem, self._since = name, f"camera{number}", time.time_ns()
         self._capture = cv2.VideoCapture(int(number))
         if not self._capture.isOpened():
             raise ValueError(f"{name} does not answer: connect a camera, close other programs that use it, or try 1.")
         rate = self._capture.get(cv2.CAP_PROP_FPS)
         self.rate = Fraction(rate).limit_denominator(1001) if rate and 0 < rate <= 1000 else Fraction(30)
+
+    def key(self) -> str:
+        """Of this moment: what a camera has shown does not come again."""
+        return f"{self._since:x}"
 
     def _raw(self) -> Raw:
         start: float | None = None

@@ -14,24 +14,33 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.flow.estimation import Method
+from deepmrf.notes import FIELD
 from deepmrf.result import Found, summarise
 from deepmrf.segment import Segmenter
-from deepmrf.video.reading import FPS, Source, import_av
+from deepmrf.video.reading import FPS, FrameFolder, Source, import_av
 from deepmrf.video.streaming import Seen, Stream, segment_video
 from deepmrf.video.threads import Behind, Clock
-from deepmrf.video.writing import Writer, encoder_for
+from deepmrf.video.writing import Writer, encoder_for, is_sealed
 
 WAITING = 4
 """Frames that wait to be written."""
 
+_HEAD = 16384
+"""Bytes of a label map in which its note lies."""
+
 SLACK = 1
 """Frames that a whole file may have less than it says: AVI counts an empty one."""
+
+HOLE, SHARE = 5, 0.1
+"""Frames in a row, and which share of all, that are missed where a file's length is known from its duration alone."""
 
 Progress = Callable[[int, int | None], None]
 """Told (frames written, frames in all as far as one knows)."""
@@ -52,7 +61,7 @@ class Recording:
     skipped: int = 0
     """Frames of the source that could not be read."""
     missing: int = 0
-    """Frames that the source says it has, and has not."""
+    """Frames that the source says it has, or should have by its duration, and has not."""
     interrupted: bool = False
     """By Ctrl-C."""
     failed: str = ""
@@ -91,10 +100,12 @@ def record(
     consistency: bool = False,
     max_frames: int | None = None,
     fps: float = FPS,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Recording:
     """Segment a video; write its overlay to `out` and its label maps, one PNG a frame, to the folder `labels`.
 
+    `out` is replaced if it is there; files in `labels` that are not of this video by this model, only with `overwrite`.
     Other options: see segment_video. Ctrl-C and errors after the first frame are told in the result, not raised.
     """
     path, folder = (None if one is None else Path(one) for one in (out, labels))
@@ -106,7 +117,10 @@ def record(
         segmenter, source, flow=flow, consistency=consistency, max_frames=max_frames, fps=fps
     )  # raises what is wrong with the source before anything is written
     made = Recording(segmenter.labels.names, path, folder)
-    sink = _Sink(made, stream.source, note_of(segmenter, stream.source, flow))
+    note = note_of(segmenter, stream.source, flow)
+    if folder is not None:
+        _check_labels(folder, stream.source, max_frames, None if overwrite else note)
+    sink = _Sink(made, stream.source, note, overwrite)
     behind = Behind(sink.take, WAITING)
     try:
         for seen in stream:
@@ -127,21 +141,92 @@ def record(
 
 def note_of(segmenter: Segmenter, source: Source, flow: Method | None) -> str:
     """What a recording keeps as its comment: by which model and settings it was made, and of what."""
-    return f"deepmrf {segmenter.identity} {flow if isinstance(flow, str | None) else 'custom'} {Path(source.name).name}"
+    name = os.fsencode(Path(source.name).name).decode(errors="replace")
+    by = flow if isinstance(flow, str | None) else "custom"
+    return f"deepmrf {segmenter.identity} {by} {source.key()} {name}"
 
 
-def frames_there(path: Path, note: str) -> int | None:
-    """How many frames an earlier recording with this note holds; None if the file is something else."""
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier recording left."""
+
+    frames: int
+    """In the video."""
+    whole: bool
+    """Was its source read to the end?"""
+
+
+def earlier(path: Path, note: str) -> Earlier | None:
+    """What is in a video that was recorded with this note; None if it is another video, or raises if it is none."""
     av = import_av()
     try:
         with av.open(str(path), metadata_errors="replace") as file:
-            comments = [value for key, value in file.metadata.items() if key.lower() == "comment"]
-            stream = file.streams.video[0]
-            if note not in comments:
+            if note not in _comments(file) or not file.streams.video:
                 return None
-            return int(stream.frames or sum(1 for packet in file.demux(stream) if packet.size))
-    except (av.FFmpegError, ValueError, IndexError):
-        return None
+            stream = file.streams.video[0]
+            frames = int(stream.frames or sum(1 for packet in file.demux(stream) if packet.size))
+            return Earlier(frames, is_sealed(path))
+    except (av.FFmpegError, ValueError):
+        raise ValueError(f"{path} is unfinished or damaged: --overwrite replaces it.") from None
+
+
+def is_recording(path: Path) -> bool:
+    """Was this video written by a run of ours?"""
+    av = import_av()
+    with contextlib.suppress(av.FFmpegError, ValueError), av.open(str(path), metadata_errors="replace") as file:
+        return any(comment.startswith("deepmrf ") for comment in _comments(file))
+    return False
+
+
+def _comments(file: Any) -> list[str]:
+    return [value for key, value in file.metadata.items() if key.lower() == "comment"]
+
+
+def maps_there(folder: Path, note: str) -> int:
+    """How many label maps with this note a folder holds."""
+    return sum(_has_note(path, note) for path in folder.glob("*.png"))
+
+
+def check_folder(labels: Path, frames: Path) -> None:
+    """Label maps have the names of their frames: they may not go to the same folder."""
+    if labels.is_dir() and frames.is_dir() and labels.samefile(frames):
+        raise ValueError(f"{labels} is the folder of the frames, which label maps would replace: choose another one.")
+
+
+def _check_labels(folder: Path, source: Source, max_frames: int | None, note: str | None) -> None:
+    """Would label maps replace frames, or, with a note, files that are not of this video by this model?"""
+    frames: list[Path] = []
+    if isinstance(source, FrameFolder):
+        check_folder(folder, Path(source.name))
+        frames = source.paths
+    names, real = {path.stem for path in frames}, {os.path.realpath(path) for path in frames}
+    for path in sorted(folder.glob("*.png")):
+        if path.stem not in names and (frames or not _is_number(path.stem, max_frames)):
+            continue
+        if os.path.realpath(path) in real:
+            raise ValueError(f"{path} is a frame, which its label map would replace: choose another folder for them.")
+        if note is not None:
+            _check_map(path, note)
+
+
+def _is_number(stem: str, below: int | None) -> bool:
+    """Is it what a frame of a video is called?"""
+    return len(stem) >= 6 and stem.isascii() and stem.isdigit() and (below is None or int(stem) < below)
+
+
+def _check_map(path: Path, note: str) -> None:
+    """May this label map be written? Empty files are nobody's: a crash may leave them."""
+    if path.exists() and (not path.is_file() or path.stat().st_size) and not _has_note(path, note):
+        raise ValueError(
+            f"{path} is there, and not of this video by this model with these settings: --overwrite replaces it."
+        )
+
+
+def _has_note(path: Path, note: str) -> bool:
+    """By the first bytes alone: cheap for thousands of files."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return f"iTXt{FIELD}\0\0\0\0\0{note}".encode() in file.read(_HEAD)
+    return False
 
 
 def _finish(stream: Stream, behind: Behind[Seen], sink: _Sink, made: Recording) -> None:
@@ -155,22 +240,36 @@ def _finish(stream: Stream, behind: Behind[Seen], sink: _Sink, made: Recording) 
     except (OSError, ValueError) as why:
         made.failed = made.failed or _sentence(why)
     made.skipped, made.consistency = stream.source.skipped, stream.consistency
-    if stream.source.counted and stream.length is not None and not (made.interrupted or made.failed):
-        missing = stream.length - made.frames - made.skipped
-        made.missing = missing if missing > SLACK else 0
+    if not (made.interrupted or made.failed):
+        made.missing = _missing(stream, sink, made)
     made.seconds = stream.seconds | sink.clock.seconds
+
+
+def _missing(stream: Stream, sink: _Sink, made: Recording) -> int:
+    if stream.source.length is None or stream.length is None:
+        return 0
+    missing = stream.length - made.frames - made.skipped
+    if stream.source.counted:
+        return missing if missing > SLACK else 0
+    least = max(HOLE, int(SHARE * stream.length))
+    # Without a hole in the times, it is the frame rate that was estimated too high.
+    return missing if missing > least and sink.lost(stream.length) > least else 0
 
 
 class _Sink:
     """Where frames go: painted, encoded, saved and counted."""
 
-    def __init__(self, made: Recording, source: Source, note: str) -> None:
-        self.made, self.source, self.note, self.clock = made, source, note, Clock()
+    def __init__(self, made: Recording, source: Source, note: str, overwrite: bool = False) -> None:
+        self.made, self.source, self.note, self.overwrite, self.clock = made, source, note, overwrite, Clock()
         self.writer: Writer | None = None
+        self.first = self.last = Fraction(0)
+        self.holes = 0
 
     def take(self, seen: Seen) -> None:
         found, made = seen.found, self.made
         with self.clock("writing"):
+            if made.labels is not None and not self.overwrite:
+                _check_map(made.labels / f"{seen.frame.name}.png", self.note)
             if made.path is not None:
                 if self.writer is None:
                     self.writer = self._begin(made.path, found.labels.shape)
@@ -181,7 +280,20 @@ class _Sink:
         made.pixels += pixels
         made.confidences += sums
         made.shown += pixels > 0
+        if not made.frames:
+            self.first = self.last = seen.frame.time
+        self.holes += self._hole(seen.frame.time)
+        self.last = seen.frame.time
         made.frames += 1
+
+    def _hole(self, until: Fraction) -> int:
+        """Frames that would fit between the last one and a time, if they are more than a few."""
+        gap = int((until - self.last) * self.source.rate) - 1
+        return gap if gap > HOLE else 0
+
+    def lost(self, length: int) -> int:
+        """Frames that the holes between frames would hold, and the one before the end of a source of that length."""
+        return self.holes + self._hole(self.first + length / self.source.rate)
 
     def _begin(self, path: Path, size: tuple[int, ...]) -> Writer:
         source = self.source

@@ -3,7 +3,8 @@
 The encoder is what PyAV's build offers: H.264 (x264 or OpenH264), else MPEG-4 part 2; VP9 or VP8 for .webm. Pixels are
 yuv420p in BT.709, which every player shows; colour is halved along both axes there, so odd sizes get one more row or
 column, a copy of the last. Each frame is written with its own time. MP4 files are written in fragments and turned into
-plain ones when they are closed: even a process that is killed leaves a readable file.
+plain ones when they are closed: even a process that is killed leaves a readable file. One that has a note ends with a
+seal, in a part of the file that players pass over, if it is whole.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Writer:
 
     size: (height, width) of the frames. rate: frames a second, roughly. time_base: what times are multiples of.
     sound: a file whose sound is copied, packet by packet; `silent` says why if it could not be. aspect: of a pixel.
-    note: kept in the file as its comment.
+    note: kept in the file as its comment; such a file is sealed if it is closed as whole (`is_sealed`).
     """
 
     def __init__(
@@ -166,6 +167,8 @@ class Writer:
             if self._sound is not None:
                 self._sound.close()
             self._container.close()
+        if whole and self.note and self.frames:
+            _seal(self.path)
 
     def _abandon(self) -> None:
         """Let go of a file that could not be begun."""
@@ -176,6 +179,33 @@ class Writer:
 
 
 _MOV = (".mp4", ".m4v", ".mov")
+_SEAL = b"deepmrf: whole"
+_SEGMENT = b"\x18\x53\x80\x67\x01"
+"""Matroska: the part that holds all others, of a size that is written in seven bytes."""
+
+
+def is_sealed(path: Path) -> bool:
+    """Was this file closed as a whole one? Comments are written at the beginning and could not tell."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(_SEAL)))
+        return file.read() == _SEAL
+
+
+def _seal(path: Path) -> None:
+    """End a file with an empty box (MP4) or a void element (Matroska) that holds the seal."""
+    with path.open("r+b") as file:
+        if path.suffix.lower() in _MOV:
+            file.seek(0, 2)
+            file.write((8 + len(_SEAL)).to_bytes(4, "big") + b"free" + _SEAL)
+            return
+        place = file.read(1024).find(_SEGMENT) + len(_SEGMENT)
+        file.seek(place)
+        size, end = int.from_bytes(file.read(7), "big"), file.seek(0, 2)
+        void = b"\xec" + bytes([0x80 + len(_SEAL)]) + _SEAL
+        file.write(void)
+        if place + 7 + size == end:
+            file.seek(place)
+            file.write((size + len(void)).to_bytes(7, "big"))
 
 
 class Sound:

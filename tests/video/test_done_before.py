@@ -1,0 +1,181 @@
+"""A second run over a video: what counts as done, what is done again, and what is never replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepmrf.video import Stream, Writer, open_source, record, writing
+
+av = pytest.importorskip("av")
+pytestmark = pytest.mark.usefixtures("plain_torch")
+
+
+@pytest.fixture
+def frames(tmp_path, pictures):
+    """A folder of three frames, f1.png to f3.png."""
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    for number, image in enumerate(pictures(3, (32, 48)), 1):
+        Image.fromarray(image).save(folder / f"f{number}.png")
+    return folder
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_label_maps_never_replace_the_frames(type_in, frames, segmenter, tmp_path):
+    before = contents(frames)
+    for words in ((), ("--overwrite",)):
+        text = type_in("frames", "-o", "out.mp4", "--labels", "./frames", *words, code=2)
+        assert "frames is the folder of the frames, which label maps would replace: choose another one." in text
+    with pytest.raises(ValueError, match="frames is the folder of the frames"):
+        record(segmenter, frames, "out.mp4", labels=frames, overwrite=True)
+    (tmp_path / "links").mkdir()
+    for path in frames.iterdir():
+        (tmp_path / "links" / path.name).symlink_to(path)
+    with pytest.raises(ValueError, match=r"f1\.png is a frame, which its label map would replace"):
+        record(segmenter, tmp_path / "links", "out.mp4", labels=frames, overwrite=True)
+    assert contents(frames) == before
+    assert not Path("out.mp4").exists()
+
+
+@pytest.mark.parametrize("name", ["frames", "drive.mov"])
+def test_label_maps_replace_nothing_foreign(type_in, film, frames, segmenter, name):
+    film("drive.mov")
+    truth = Path("truth") / ("f2.png" if name == "frames" else "000002.png")
+    truth.parent.mkdir()
+    Image.fromarray(np.zeros((32, 48), np.uint8)).save(truth)
+    before = contents(truth.parent)
+    text = type_in(name, "-o", "out.mp4", "--labels", "truth", code=1)
+    assert f"{truth} is there, and not of this video by this model with these settings: --overwrite replaces" in text
+    with pytest.raises(ValueError, match="--overwrite replaces it"):
+        record(segmenter, name, None, labels="truth")
+    assert contents(truth.parent) == before
+    assert not Path("out.mp4").exists()
+    type_in(name, "-o", "out.mp4", "--labels", "truth", "--overwrite")
+    assert len(contents(truth.parent)) > 2
+    words = (name, "--frames-as-video", "--no-overlay", "--labels", "truth")
+    assert "label maps in truth" in type_in(*words)  # its own
+    assert "not of this video" in type_in(*words, "--flip", code=1)
+
+
+def test_names_that_are_no_frames_are_no_hindrance(segmenter, film, tmp_path):
+    path, folder = film("drive.mov"), tmp_path / "maps"
+    folder.mkdir()
+    for name in ("cover.png", "12.png", "000002.png", "000000.png"):
+        (folder / name).write_bytes(b"" if name == "000000.png" else b"precious")
+    assert record(segmenter, path, None, labels=folder, max_frames=2).frames == 2
+    assert {name for name, content in contents(folder).items() if content == b"precious"} == {
+        "cover.png",
+        "12.png",
+        "000002.png",
+    }
+
+
+@pytest.mark.parametrize("out", ["out.mp4", "out.mkv", "out.webm"])
+def test_what_was_interrupted_is_done_again(type_in, film, pictures, seen, monkeypatch, out):
+    film("drive.mkv", pictures(9, (32, 48)), codec="libx264")
+    assert not open_source("drive.mkv").counted
+    following, given = Stream.__next__, []
+
+    def interrupted(self):
+        given.append(self)
+        if len(given) > 4:
+            raise KeyboardInterrupt
+        return following(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stream, "__next__", interrupted)
+        type_in("drive.mkv", "-o", out, code=130)
+    assert len(seen(out)[0]) == 4
+    assert "(9 frames)" in type_in("drive.mkv", "-o", out)
+    assert "is there already" in type_in("drive.mkv", "-o", out)
+    assert len(seen(out)[0]) == 9
+
+
+def test_a_limit_on_frames_that_is_lifted(type_in, film, pictures):
+    film("drive.mkv", pictures(9, (32, 48)), codec="libx264")
+    type_in("drive.mkv", "-o", "out.mp4", "--max-frames", "8")
+    assert "is there already" in type_in("drive.mkv", "-o", "out.mp4", "--max-frames", "8")
+    assert "(9 frames)" in type_in("drive.mkv", "-o", "out.mp4")
+    assert "is there already" in type_in("drive.mkv", "-o", "out.mp4", "--max-frames", "8")
+    text = type_in("drive.mkv", "-o", "out.mp4", "--max-frames", "8", "--labels", "maps", code=1)
+    assert "out.mp4 is there and would lose frames: choose another --out, or --overwrite shortens it." in text
+
+
+def test_what_was_not_asked_for_before_is_done(type_in, film):
+    film("drive.mov")
+    type_in("drive.mov", "-o", "out.mp4")
+    words = ("drive.mov", "-o", "out.mp4", "--labels", "maps", "--json", "found.json")
+    assert "Wrote out.mp4 (6 frames) and 6 label maps in maps." in type_in(*words)
+    assert json.loads(Path("found.json").read_text())["videos"][0]["frames"] == 6
+    assert "is there already" in type_in(*words)
+    assert json.loads(Path("found.json").read_text())["videos"] == [
+        {"video": "drive.mov", "overlay": "out.mp4", "labels": "maps", "there_already": True}
+    ]
+    Path("maps/000003.png").unlink()
+    assert "6 label maps" in type_in(*words)
+    assert "Temporal consistency" in type_in(*words, "--consistency")
+
+
+def test_another_video_of_the_same_name(type_in, film, pictures):
+    film("drive.mov", pictures(3, (32, 48)))
+    type_in("drive.mov", "-o", "out.mp4")
+    before = Path("out.mp4").read_bytes()
+    Path("b").mkdir()
+    for count in (3, 6):
+        film("b/drive.mov", pictures(count, (32, 48), seed=1))
+        assert "not of this video" in type_in("b/drive.mov", "-o", "out.mp4", code=1)
+    assert Path("out.mp4").read_bytes() == before
+    os.utime("drive.mov", ns=(0, 0))
+    assert "not of this video" in type_in("drive.mov", "-o", "out.mp4", code=1)
+
+
+def test_other_frames_and_another_speed(type_in, frames, seen):
+    type_in("frames", "-o", "out.mp4", "--fps", "10")
+    assert "is there already" in type_in("frames", "-o", "out.mp4", "--fps", "10")
+    assert "with these settings" in type_in("frames", "-o", "out.mp4", "--fps", "20", code=1)
+    type_in("frames", "-o", "out.mp4", "--fps", "20", "--overwrite")
+    assert seen("out.mp4")[1] == [0, Fraction(1, 20), Fraction(2, 20)]
+    (frames / "f4.png").symlink_to("nowhere")
+    assert "is there already" in type_in("frames", "-o", "out.mp4", "--fps", "20")
+    os.utime(frames / "f2.png", ns=(0, 0))
+    assert "not of this video" in type_in("frames", "-o", "out.mp4", "--fps", "20", code=1)
+
+
+def test_a_file_that_cannot_be_opened(type_in, film):
+    film("drive.mov")
+    type_in("drive.mov", "-o", "out.mp4")
+    killed = Path("out.mp4").read_bytes()[:88]
+    Path("out.mp4").write_bytes(killed)
+    assert "out.mp4 is unfinished or damaged: --overwrite replaces it." in type_in("drive.mov", "-o", "out.mp4", code=1)
+    assert Path("out.mp4").read_bytes() == killed
+    Path("out.mp4").write_bytes(b"")
+    assert "Wrote out.mp4" in type_in("drive.mov", "-o", "out.mp4")
+    Path("folder.mp4").mkdir()
+    assert "folder.mp4 is a folder: give a video" in type_in("drive.mov", "-o", "folder.mp4", code=1)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.m4v", "a.mkv", "a.webm"])
+def test_the_seal_is_part_of_the_file(tmp_path, pictures, seen, name):
+    for whole in (False, True):
+        writer = Writer(tmp_path / name, (32, 48), note="deepmrf")
+        for number, image in enumerate(pictures(6, (32, 48))):
+            writer.write(np.ascontiguousarray(image), Fraction(number, 25))
+        writer.close(whole)
+        assert writing.is_sealed(tmp_path / name) is whole
+        assert len(seen(tmp_path / name)[0]) == 6
+    content = (tmp_path / name).read_bytes()
+    if name in ("a.mkv", "a.webm"):  # all is in the one segment
+        place = content.index(b"\x18\x53\x80\x67\x01") + 5
+        assert place + 7 + int.from_bytes(content[place : place + 7], "big") == len(content)
+    else:
+        assert content.endswith(b"\x00\x00\x00\x16freedeepmrf: whole")
