@@ -20,6 +20,7 @@ from deepmrf.evaluate import evaluate
 from deepmrf.predict import predictor
 
 DATA = "synthetic:24x32"
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 
 class Knows(torch.nn.Module):
@@ -146,12 +147,15 @@ def test_the_command_says_when_more_should_be_tried(folder):
         (["--data", "camvid:/nowhere"], "/nowhere"),
         (["--data", DATA, "--split", "tset"], "tset"),
         (["--data", DATA, "-o", __file__], "is a file: give a folder"),
+        (["--data", DATA, "-o", f"{__file__}/new"], "is a file: give a folder"),
+        (["--data", DATA, "--device", "foo"], "device='foo' is unknown"),
+        pytest.param(["--data", DATA, "--device", "cuda"], "finds no GPU here", marks=NO_GPU),
     ],
 )
 def test_bad_input_is_one_line(folder, words, reason):
     result = type_in("calibrate", folder, *words)
     assert result.exit_code == 2
-    assert reason in result.output
+    assert reason in result.output.splitlines()[-1], result.output
     assert "Traceback" not in result.output
 
 
@@ -159,3 +163,4 @@ def test_other_labels_are_refused(folder):
     result = type_in("calibrate", "animals", "--data", DATA)
     assert result.exit_code == 2
     assert "other labels" in result.output
+    assert len(result.output.splitlines()) == 1, result.output

@@ -12,9 +12,10 @@ from deepmrf import evaluate as module
 from deepmrf.data import synthetic
 from deepmrf.data.dataset import Dataset, Item
 from deepmrf.dpn import DeepParsingNetwork
-from deepmrf.evaluate import Part, evaluate_video, sequences, video_parts
+from deepmrf.evaluate import Part, check_labelled, evaluate, evaluate_video, sequences, video_parts
 from deepmrf.flow import estimate
 from deepmrf.metrics import SegmentationMetrics, temporal_consistency
+from deepmrf.predict import predictor, temporal_reach
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,29 @@ def test_streamed_scores_are_those_of_whole_sequences(data, models):
     assert len({found[part.name].consistency for part in parts}) == 4
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("normalize", "reach"), [(False, 2), (True, 4)])
+def test_a_frame_sees_all_that_can_change_it(data, normalize, reach):
+    """A normalised penalty divides at a neighbour by what the neighbour's own window holds."""
+    settings = {"window": 5, "kernel": "gaussian", "gate": False, "contexts": 0, "normalize": normalize}
+    model = DeepParsingNetwork.build("fast", data.labels, {"width": 8}, settings).eval().inflate(5)
+    model.mean_field.triple_penalty.frame_weights.fill_(1.0)
+    model.mean_field.triple_penalty.scale.fill_(-5.0)
+    part = Part("deep", model, "rigid")
+    assert part.reach() == temporal_reach(model.mean_field) == reach
+    assert Part("deep", model, "network").reach() == 0
+    frames = torch.from_numpy(data.read_clip(sequences(data)[0])[0]).permute(3, 0, 1, 2)[None]
+    log_p = (torch.randn(1, len(data.labels), *frames.shape[2:]) * 3).log_softmax(1)
+    whole = part(log_p, frames, None)[:, :, 7]
+
+    def error(around):
+        near = slice(7 - around, 7 + around + 1)
+        return float((part(log_p[:, :, near], frames[:, :, near], None)[:, :, around] - whole).abs().max())
+
+    assert error(reach) < 1e-5
+    assert error(reach - 1) > 1e-3
+
+
 def test_memory_does_not_grow_with_the_sequence(models, monkeypatch):
     """Frames held at any time, counted where they are handed out."""
     held = []
@@ -102,6 +126,41 @@ def test_frames_without_labels_count_for_consistency_alone(data, models):
     found, full = evaluate_video([part], sparse)["flat"], evaluate_video([part], data)["flat"]
     assert found.scores.images == 6
     assert found.consistency == full.consistency
+
+
+def without_masks(data):
+    bare = data.subset(replace(item, mask=None) for item in data)
+    bare.read_image, bare.read_mask = data.read_image, lambda item: None
+    return bare
+
+
+def all_void(data):
+    void = data.subset(data)
+    void.read_image = data.read_image  # which asks for the mask, too
+    void.read_mask = lambda item: np.full((32, 40), 255, dtype=np.uint8)
+    return void
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_labels_there_is_nothing_to_measure(data, models):
+    part = Part("flat", models["flat"], "rigid")
+    with pytest.raises(ValueError, match="None of these 30 images has a mask"):
+        evaluate_video([part], without_masks(data))
+    with pytest.raises(ValueError, match="No pixel of these images has a label"):
+        evaluate_video([part], all_void(data[:2]))
+    with pytest.raises(ValueError, match="No pixel of these images has a label"):
+        evaluate(predictor(models["flat"]), all_void(data[:2]))
+
+
+def test_data_is_checked_before_it_is_measured(data):
+    told = []
+    check_labelled(data, progress=lambda *numbers: told.append(numbers))
+    assert told[-1] == (30, 30)
+    for frames, says in ((False, "has no mask: evaluation needs"), (True, "No pixel of these images has a label")):
+        with pytest.raises(ValueError, match=says):
+            check_labelled(without_masks(data), frames)
+        with pytest.raises(ValueError, match="No pixel of these images has a label"):
+            check_labelled(all_void(data), frames)
 
 
 def test_two_processes_share_the_sequences(data, models):

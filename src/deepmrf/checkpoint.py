@@ -7,7 +7,6 @@ leave half a checkpoint.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,12 +24,9 @@ def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        try:
-            save_file(plain, beside, metadata={"facts": json.dumps(facts)})
-        except SafetensorError as error:  # it wraps the system's errors
-            full = "os error 28" in str(error) or "StorageFull" in str(error) or "code: 28" in str(error)
-            raise OSError(errno.ENOSPC if full else errno.EIO, f"{path} could not be written: {error}") from error
-        with beside.open("rb") as file:
+        with beside.open("wb") as file:
+            file.write(to_bytes(plain, {"facts": json.dumps(facts)}))  # save_file would let nobody else read it
+            file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
     except BaseException:
@@ -40,9 +36,13 @@ def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and facts of a checkpoint."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
+    """The tensors and facts of a checkpoint; a ValueError for a file that is none, or no longer."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["facts"])
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    except (SafetensorError, KeyError, ValueError) as why:
+        raise ValueError(f"{path} is no whole checkpoint ({why}): start again in a new folder.") from why
 
 
 def write_text(path: Path, text: str) -> None:
@@ -55,6 +55,15 @@ def write_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def check_place(folder: Path, what: str) -> None:
+    """A ValueError where `folder`, which is to hold `what`, cannot be made: it or a folder above it is a file."""
+    for path in (folder, *folder.parents):
+        if path.exists():
+            if not path.is_dir():
+                raise ValueError(f"{path} is a file: give a folder for {what}.")
+            return
 
 
 def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -18,9 +18,9 @@ from deepmrf.data.dataset import Dataset, Item
 from deepmrf.dpn import DeepParsingNetwork
 from deepmrf.flow import Flow, estimate, join
 from deepmrf.metrics import Scores, SegmentationMetrics, TemporalConsistency
-from deepmrf.ops.window import reaches
-from deepmrf.predict import Predictor
+from deepmrf.predict import Predictor, temporal_reach
 
+NOTHING = "No pixel of these images has a label: give a split with labelled images."
 TOGETHER = 12
 """Frames of a video that go through the mean field at a time, besides those around them."""
 
@@ -44,8 +44,36 @@ def evaluate(
         metrics.update(found, mask.to(device))
         if progress is not None:
             progress(done, len(mine))
-    result: Scores = metrics.compute()
-    return result
+    return _computed(metrics)
+
+
+def _computed(metrics: SegmentationMetrics) -> Scores:
+    try:
+        found: Scores = metrics.compute()
+    except ValueError:  # it speaks to who calls it
+        raise ValueError(NOTHING) from None
+    return found
+
+
+def check_labelled(data: Dataset, frames: bool = False, progress: Step | None = None) -> None:
+    """Read all of `data`, so that what evaluation cannot use is an error before anything is trained.
+
+    frames: of videos, which need not all be labelled.
+    """
+    labelled = False
+    for done, item in enumerate(data, start=1):
+        mask = data.read(item)[1]
+        if mask is None and not frames:
+            raise ValueError(_no_mask(item))
+        labelled = labelled or (mask is not None and bool((mask < len(data.labels)).any()))
+        if progress is not None:
+            progress(done, len(data))
+    if not labelled:
+        raise ValueError(NOTHING)
+
+
+def _no_mask(item: Item) -> str:
+    return f"{item.image} has no mask: evaluation needs labelled images."
 
 
 def pairs(data: Dataset, indices: range) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -53,7 +81,7 @@ def pairs(data: Dataset, indices: range) -> Iterator[tuple[torch.Tensor, torch.T
     for index in indices:
         image, mask = data.read(data[index])
         if mask is None:
-            raise ValueError(f"{data[index].image} has no mask: evaluation needs labelled images.")
+            raise ValueError(_no_mask(data[index]))
         yield torch.from_numpy(image).permute(2, 0, 1)[None], torch.from_numpy(mask)[None].long()
 
 
@@ -75,11 +103,7 @@ class Part:
 
     def reach(self) -> int:
         """How many frames away a frame can be and still change this one."""
-        mrf = self.model.mean_field
-        if mrf is None or mrf.dims == 2 or self.way == "network":
-            return 0
-        windows = [mrf.triple_penalty.window, *[c.size for c in (mrf.label_contexts,) if c is not None]]
-        return mrf.iterations * sum(max(reaches(window)[0]) for window in windows)
+        return 0 if self.way == "network" else temporal_reach(self.model.mean_field)
 
 
 def video_parts(models: dict[str, DeepParsingNetwork]) -> list[Part]:
@@ -129,6 +153,8 @@ def evaluate_video(
 
     With several processes, `share` = (this one, how many) splits the sequences.
     """
+    if not any(item.mask for item in data):
+        raise ValueError(f"None of these {len(data)} images has a mask: evaluation needs labelled images.")
     labels = data.labels
     scores = {p.name: SegmentationMetrics(len(labels), labels.ignore, labels.names).to(device) for p in parts}
     steady = {p.name: TemporalConsistency(labels.ignore).to(device) for p in parts}
@@ -149,7 +175,7 @@ def evaluate_video(
             done += len(window.masks)
             if progress is not None:
                 progress(done, whole)
-    return {p.name: VideoScores(scores[p.name].compute(), float(steady[p.name].compute())) for p in parts}
+    return {p.name: VideoScores(_computed(scores[p.name]), float(steady[p.name].compute())) for p in parts}
 
 
 def sequences(data: Dataset) -> list[list[Item]]:

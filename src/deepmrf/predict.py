@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.layers import MeanField
+from deepmrf.ops.window import reaches
 
 Predictor = Callable[[Tensor], Tensor]
 
@@ -111,6 +112,16 @@ def reach(mean_field: MeanField | None) -> int:
 def margin(mean_fields: Sequence[MeanField | None], scales: Sequence[float] = (1.0,), network: int = NETWORK) -> int:
     """What each tile must see around it, in pixels: the farthest reach and the network's, at the smallest scale."""
     return math.ceil((max(reach(one) for one in mean_fields) + network) / min(1.0, *scales))
+
+
+def temporal_reach(mean_field: MeanField | None) -> int:
+    """How many frames before or after a frame can change its labels."""
+    if mean_field is None or mean_field.dims != 3:
+        return 0
+    window = max(reaches(mean_field.triple_penalty.window)[0])
+    contexts = mean_field.label_contexts
+    around = 0 if contexts is None else max(reaches(contexts.size)[0])
+    return mean_field.iterations * (window + around) + (window if mean_field.triple_penalty.normalize else 0)
 
 
 def grid(mean_fields: Sequence[MeanField | None], zooms: Sequence[Fraction] = ()) -> int:

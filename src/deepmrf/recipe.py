@@ -9,6 +9,7 @@ a stage is addressed by its name, and the value is written as in TOML (a bare wo
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import types
 import typing
@@ -173,7 +174,9 @@ def load(path: str | Path, overrides: dict[str, str] | None = None) -> Recipe:
     if not path.is_file():
         raise RecipeError(f"There is no recipe {path}: pass a .toml file, such as one of the folder recipes.")
     try:
-        tree = tomllib.loads(path.read_text())
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not text in UTF-8: save it so, or pass a .toml file.") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not valid TOML: {error}.") from error
     for key, value in (overrides or {}).items():
@@ -193,9 +196,10 @@ def from_dict(tree: dict[str, Any]) -> Recipe:
                 raise RecipeError(f"stage.{stage.name}.learn has {part!r}: choose from {', '.join(PARTS)}.")
         if not stage.learn:
             raise RecipeError(f"stage.{stage.name}.learn is empty: name at least one of {', '.join(PARTS)}.")
-        for key in ("steps", "batch"):
-            if getattr(stage, key) < 1:
-                raise RecipeError(f"stage.{stage.name}.{key}={getattr(stage, key)} must be at least 1.")
+        where = f"stage.{stage.name}"
+        _check_numbers(stage, ("steps", "batch"), 1, where)
+        _check_numbers(stage, ("rate", "encoder_rate", "mrf_rate", "weight_decay", "warmup", "power"), 0, where)
+        _check_numbers(stage, ("class_balance", "lovasz"), 0, where)
         if stage.optimiser not in ("adamw", "sgd"):
             raise RecipeError(f"stage.{stage.name}.optimiser={stage.optimiser!r} must be 'adamw' or 'sgd'.")
     for key, choices in (("strategy", ("incremental", "joint")), ("precision", ("no", "bf16", "fp16"))):
@@ -205,17 +209,28 @@ def from_dict(tree: dict[str, Any]) -> Recipe:
         raise RecipeError("The recipe lacks unary: add it, or a trained model as start.")
     if recipe.start and (recipe.unary != UnaryRecipe() or recipe.mean_field):
         raise RecipeError(f"start={recipe.start!r} brings its network and mean field: leave unary and mean_field out.")
+    _check_numbers(recipe, ("save_every",), 1)
+    _check_numbers(recipe, ("clip", "evaluate_every"), 0)
+    _check_numbers(recipe.data, ("workers",), 0, "data")
+    if not 0 <= recipe.ema < 1:
+        raise RecipeError(f"ema={recipe.ema} must be at least 0 and less than 1.")
     _check_clips(recipe.clips)
     return recipe
+
+
+def _check_numbers(table: Any, keys: tuple[str, ...], least: int, where: str = "") -> None:
+    for key in keys:
+        value = getattr(table, key)
+        if not least <= value < math.inf:  # nor is NaN
+            finite = " and finite" if isinstance(value, float) else ""
+            raise RecipeError(f"{_join(where, key)}={value} must be at least {least}{finite}.")
 
 
 def _check_clips(clips: ClipsRecipe) -> None:
     for key, choices in (("labelled", ("centre", "all")), ("flow", ("dis", "exact", "none"))):
         if getattr(clips, key) not in choices:
             raise RecipeError(f"clips.{key}={getattr(clips, key)!r} must be one of {', '.join(choices)}.")
-    for key in ("frames", "stride", "window", "contexts"):
-        if getattr(clips, key) < 1:
-            raise RecipeError(f"clips.{key}={getattr(clips, key)} must be at least 1.")
+    _check_numbers(clips, ("frames", "stride", "window", "contexts"), 1, "clips")
     if clips.motion < 0 or clips.count < 0 or not 0 <= clips.flicker <= 10:
         raise RecipeError(
             f"clips.motion={clips.motion}, count={clips.count} and flicker={clips.flicker} must be at least 0, "

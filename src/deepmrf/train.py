@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,14 @@ from torch.utils.data import DataLoader
 
 from deepmrf import checkpoint
 from deepmrf.clips import ClipCrops, Source, Stills, Videos, outputs
-from deepmrf.data import open_data
 from deepmrf.data.dataset import Dataset
 from deepmrf.data.transforms import Augment
 from deepmrf.dpn import Card, DeepParsingNetwork, save
-from deepmrf.evaluate import Part, evaluate, evaluate_video
+from deepmrf.evaluate import Part, check_labelled, evaluate, evaluate_video
 from deepmrf.loss import cross_entropy, lovasz
 from deepmrf.metrics import Scores
 from deepmrf.predict import predictor
-from deepmrf.recipe import Recipe, RecipeError, Stage, from_dict, to_dict
+from deepmrf.recipe import Recipe, Stage, to_dict
 from deepmrf.samples import CachedCrops, Crops, Images, Order, Share, one_thread
 from deepmrf.stages import (
     Pass,
@@ -47,11 +46,10 @@ from deepmrf.stages import (
     step_unless_bad,
     uses_cache,
 )
-from deepmrf.start import build
+from deepmrf.start import METRICS, RESOLVED, STATE, build, check_folder, open_splits
 
 PATIENCE = 3
 """How often in a row the loss may be found NaN, of every tenth step, before a run gives up."""
-STATE, METRICS, RESOLVED = "state.safetensors", "metrics.json", "recipe.json"
 
 
 @dataclass
@@ -93,17 +91,17 @@ class _Run:
 def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
     """Run a recipe in `folder`. Returns the scores of every stage on the validation split."""
     watch = watch or Watch()
-    _check_folder(recipe, folder, resume)
+    check_folder(recipe, folder, resume)
     accelerator = Accelerator(mixed_precision=recipe.precision)
     set_seed(recipe.seed)
     torch.backends.cudnn.benchmark = True  # crops are of one size: the search for the fastest convolution pays
-    data = open_data(recipe.data.train, recipe.data.train_split)
-    val = open_data(recipe.data.val or recipe.data.train, recipe.data.val_split)
+    data, val = open_splits(recipe)
     model = build(recipe, data, watch.said).to(accelerator.device)
     finish = finisher(recipe, model)
+    check_labelled(val, recipe.clips.frames > 1, _progress(watch, "reading validation images"))
     # Beside a clip's labelled frame, others may lie that are not.
     labelled = data.subset(item for item in data if item.mask) if recipe.clips.frames > 1 else data
-    images = Images(labelled, lambda done, whole: watch.moved("reading images", done, whole, {}))
+    images = Images(labelled, _progress(watch, "reading images"))
     average = deepcopy(model) if recipe.ema else model
     run = _Run(recipe, folder, model, average, accelerator, images, val, watch, _clips(recipe, data, images, folder))
     if accelerator.is_main_process:
@@ -126,18 +124,8 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     return run.scores
 
 
-def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
-    state = folder / STATE
-    if state.exists() and not resume:
-        raise RecipeError(f"{folder} holds a run already: continue it with --resume, or choose another folder.")
-    resolved = folder / RESOLVED
-    if resume and resolved.exists():
-        before = from_dict(json.loads(resolved.read_text()))
-        if before != recipe:
-            changed = [key for key, value in asdict(before).items() if asdict(recipe)[key] != value]
-            raise RecipeError(
-                f"{folder} was started with another recipe ({', '.join(changed)} differ): use a new folder."
-            )
+def _progress(watch: Watch, what: str) -> Callable[[int, int], None]:
+    return lambda done, whole: watch.moved(what, done, whole, {})
 
 
 def _clips(recipe: Recipe, data: Dataset, images: Images, folder: Path) -> Source | None:
@@ -215,7 +203,7 @@ def _network(run: _Run) -> tuple[Callable[[Tensor], Tensor], Callable[[int, int]
         with torch.no_grad(), run.accelerator.autocast():
             return run.model.log_unary(image.to(run.accelerator.device))
 
-    return network, lambda done, whole: run.watch.moved("network's output", done, whole, {})
+    return network, _progress(run.watch, "network's output")
 
 
 def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[str, Tensor]) -> None:
@@ -258,7 +246,7 @@ def _run_stage(run: _Run, index: int, stage: Stage, first: int, tensors: dict[st
         done = step + 1
         if recipe.evaluate_every and done % recipe.evaluate_every == 0 and done < stage.steps:
             _evaluate(run, f"{stage.name}, step {done}")
-        if done % recipe.save_every == 0 and done < stage.steps:
+        if done % recipe.save_every == 0 or done == stage.steps:  # at the end, too: evaluation may fail
             _save_state(run, index, done, optimiser)
     if recipe.ema:
         model.load_state_dict(run.average.state_dict())
@@ -333,10 +321,7 @@ def _measure(run: _Run, name: str, alone: bool) -> tuple[Scores, dict[str, Any]]
     """The scores of the model, or of its network alone, on the validation split: of images, or of videos."""
     place = run.accelerator.device
     share = (run.accelerator.process_index, run.accelerator.num_processes)
-
-    def progress(done: int, whole: int) -> None:
-        run.watch.moved(f"evaluating {name}", done, whole, {})
-
+    progress = _progress(run.watch, f"evaluating {name}")
     if run.clips is None:
         predict = predictor(run.average.log_unary if alone else run.average)
         scores = evaluate(predict, run.val, place, progress, share)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deepmrf.cli import process
 from deepmrf.cli.training import advance, bar, fail, percent
 
 CALIBRATE_HELP = """Find the temperature at which a model is as sure as it is right.
@@ -40,21 +41,24 @@ def calibrate_command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the calibrated model.")] = None,
 ) -> None:
     """Find the temperature at which a model is as sure as it is right."""
+    process.load_torch()
     console = Console()
     try:
-        import torch
-
         from deepmrf.calibration import TEMPERATURES, best, calibrate
+        from deepmrf.checkpoint import check_place
         from deepmrf.data import open_data
+        from deepmrf.devices import chosen_device
         from deepmrf.dpn import save
         from deepmrf.models import open_model
 
-        if out is not None and out.exists() and not out.is_dir():  # before minutes are spent
-            fail(f"{out} is a file: give a folder for the calibrated model.")
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if out is not None:  # before minutes are spent
+            check_place(out, "the calibrated model")
+        place = chosen_device(device)
         loaded, images = open_model(model).to(place), open_data(data, split)
         if loaded.labels.names != images.labels.names:
-            fail(f"{model} knows other labels ({len(loaded.labels)}) than {data} ({len(images.labels)}): match them.")
+            raise ValueError(
+                f"{model} knows other labels ({len(loaded.labels)}) than {data} ({len(images.labels)}): match them."
+            )
         with bar() as progress:
             task = progress.add_task("images", total=len(images))
             rows = calibrate(loaded, images, temperatures or TEMPERATURES, place, advance(progress, task))

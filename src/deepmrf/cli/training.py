@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from deepmrf.cli import process
 
 TRAIN_HELP = """Train a Deep Parsing Network by a recipe: the paper's four stages, one after the other.
 
@@ -62,7 +65,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
 ) -> None:
     """Train a Deep Parsing Network by a recipe."""
+    process.load_torch()
     from deepmrf import recipe as recipes
+    from deepmrf.start import STATE
 
     overrides = {}
     for setting in settings or []:
@@ -71,16 +76,20 @@ def train(
             fail(f"--set {setting} has no value: write --set key=value, such as --set seed=1.")
         overrides[key.strip()] = value.strip()
     folder = out or Path("runs") / recipe.stem
+    repeated = [word for setting in settings or [] for word in ("--set", setting)]
+    again = shlex.join(["deepmrf", "train", str(recipe), "-o", str(folder), "--resume", *repeated])
     try:
         loaded = recipes.load(recipe, overrides)
         scores = _watched(loaded, folder, resume)
     except KeyboardInterrupt:
-        fail(f"Interrupted: continue with --resume -o {folder}.")
+        fail(f"Interrupted, continue with: {again}")
     except (ValueError, FileNotFoundError, FloatingPointError) as error:
         fail(error)
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
-        fail(f"Stopped, {reason}; the last good checkpoint is in {folder}, continue with --resume.")
+        if (folder / STATE).is_file():
+            fail(f"Stopped, {reason}; the last good checkpoint is in {folder}, continue with: {again}")
+        fail(f"Stopped, {reason}.")
     table = Table(title=f"{recipe.stem}, {loaded.data.val_split}, seed {loaded.seed}", box=None, header_style="dim")
     for heading in ("after stage", "mIoU", "pixels", "TA", "LA", "BA"):
         table.add_column(heading, justify="left" if heading == "after stage" else "right")
@@ -127,10 +136,10 @@ def evaluate(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for scores.json and scores.csv.")] = None,
 ) -> None:
     """Measure a model on labelled images."""
-    import torch
-
+    process.load_torch()
+    from deepmrf.checkpoint import check_place
     from deepmrf.data import open_data
-    from deepmrf.dpn import load
+    from deepmrf.devices import chosen_device
     from deepmrf.evaluate import evaluate as measure
     from deepmrf.models import open_model
     from deepmrf.predict import averaged, mirrored, predictor, scaled
@@ -140,17 +149,19 @@ def evaluate(
     scales = [*(scales or []), *[float(str(number)) for number in numbers]]
     models = [model for model in models if model not in numbers]
     try:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        loaded = [(load(model) if model.is_dir() else open_model(model)).to(place) for model in models]
+        if out is not None:  # before minutes are spent
+            check_place(out, "the scores")
+        place = chosen_device(device)
+        loaded = [open_model(model).to(place) for model in models]
         images = open_data(data, split)
         for folder, model in zip(models, loaded, strict=True):
             if model.labels.names != images.labels.names:
-                fail(
+                raise ValueError(
                     f"{folder} knows other labels ({len(model.labels)}) than {data} ({len(images.labels)}): match them."
                 )
         video = video or any(model.mean_field is not None and model.mean_field.dims == 3 for model in loaded)
         if video and (scales or flip):
-            fail("--scales and --flip are for images: leave them out for videos and models of clips.")
+            raise ValueError("--scales and --flip are for images: leave them out for videos and models of clips.")
         found = _on_videos(models, loaded, images, place) if video else {}
         parts = {"network alone": lambda m: m.log_unary, "whole model": lambda m: m}
         for name in () if video else parts if stages else ("whole model",):

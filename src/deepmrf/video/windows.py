@@ -18,9 +18,7 @@ from torch.nn import functional
 
 from deepmrf.dpn import DeepParsingNetwork
 from deepmrf.flow import Flow, join
-from deepmrf.layers import MeanField
-from deepmrf.ops.window import reaches
-from deepmrf.predict import enlarged_labels
+from deepmrf.predict import enlarged_labels, temporal_reach
 from deepmrf.result import Segmentation
 from deepmrf.segment import Segmenter
 from deepmrf.video.reading import Frame
@@ -44,16 +42,6 @@ Labelled = Generator[tuple[Linked, Segmentation], None, None]
 def spans_time(model: DeepParsingNetwork) -> bool:
     """Does its mean field look at other frames?"""
     return model.mean_field is not None and model.mean_field.dims == 3
-
-
-def temporal_reach(mean_field: MeanField | None) -> int:
-    """How many frames before or after a frame can change its labels."""
-    if mean_field is None or mean_field.dims != 3:
-        return 0
-    window = max(reaches(mean_field.triple_penalty.window)[0])
-    contexts = mean_field.label_contexts
-    around = 0 if contexts is None else max(reaches(contexts.size)[0])
-    return mean_field.iterations * (window + around) + (window if mean_field.triple_penalty.normalize else 0)
 
 
 @dataclass(frozen=True)
