@@ -356,8 +356,7 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_file, "find_spec", lambda name: None if name.startswith("onnx") else real(name))
     said = type_in(tmp_path, "-o", tmp_path / "model.onnx")
     assert said.exit_code == 2
-    assert "needs onnx and onnxscript and onnxruntime: install" in said.output
-    assert 'pip install "deepmrf[export]"' in said.output
+    assert "pip install onnx onnxscript onnxruntime." in " ".join(said.output.split())
 
 
 def test_importing_deepmrf_brings_no_onnx():

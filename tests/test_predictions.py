@@ -10,6 +10,7 @@ from PIL import Image
 from deepmrf.data import DataError
 from deepmrf.predictions import (
     CONFIDENCE,
+    Coding,
     Index,
     count_labels,
     find_predictions,
@@ -61,6 +62,35 @@ def test_independent_scores_are_divided_by_their_sum(tmp_path, truth):
     np.save(tmp_path / "a.npy", 0.5 * truth.numpy())
     _close(tmp_path, truth, 1e-5)
     assert "scores" in read_with_kind(Index(tmp_path).find("a"))[1]
+
+
+@pytest.mark.parametrize("least", [-1e-6, -0.023])
+def test_probabilities_may_overshoot_a_little(tmp_path, truth, least):
+    made = truth.clone()
+    made[:, 0, 0] = torch.tensor([1 - least, least, 0, 0])  # as bicubic interpolation leaves it
+    np.save(tmp_path / "a.npy", made.numpy())
+    assert read_with_kind(Index(tmp_path).find("a"), L)[1] == "probabilities"
+    _close(tmp_path, made.clamp(0, 1), 1e-5)
+    made[:, 0, 0] = torch.tensor([1.5, -0.5, 0, 0])
+    np.save(tmp_path / "a.npy", made.numpy())
+    assert read_with_kind(Index(tmp_path).find("a"), L)[1] == "logits"
+
+
+@pytest.mark.parametrize(
+    ("ending", "dtype"),
+    [("npy", bool), ("npy", np.uint8), ("npy", np.int64), ("npz", np.uint16), ("png", np.uint8), ("png", np.uint16)],
+)
+def test_one_hot_is_certain(tmp_path, ending, dtype):
+    ids = np.random.default_rng(0).integers(0, L, (H, W))
+    one_hot = (ids == np.arange(L)[:, None, None]).astype(dtype)
+    if ending == "npy":
+        np.save(tmp_path / "a.npy", one_hot)
+    elif ending == "npz":
+        np.savez_compressed(tmp_path / "a.npz", one_hot)
+    else:
+        for label, values in enumerate(one_hot):
+            Image.fromarray(values).save(tmp_path / f"a_{label}.png")
+    _close(tmp_path, torch.from_numpy(one_hot.astype(np.float32)), 1e-5)
 
 
 def test_impossible_stays_finite(tmp_path):
@@ -147,6 +177,57 @@ def test_bad_files_are_named(tmp_path):
     Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / "d_1.png")
     with pytest.raises(DataError, match="2 pictures for 4 labels"):
         read_prediction(tmp_path, "d", L)
+
+
+def test_a_corrupt_archive_is_named_whatever_it_raises(tmp_path, truth):
+    np.savez_compressed(tmp_path / "a.npz", truth.numpy())
+    whole, said = (tmp_path / "a.npz").read_bytes(), []
+    for place in range(30, len(whole), 37):
+        (tmp_path / "a.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            read_prediction(tmp_path, "a", L)
+        except DataError as why:
+            said.append(str(why))
+    assert said
+    assert all("a.npz" in words for words in said)
+    np.save(tmp_path / "b.npy", np.zeros((L, H, W), np.float32))
+    broken = (tmp_path / "b.npy").read_bytes().replace(b"}", b"(")
+    (tmp_path / "b.npy").write_bytes(broken)
+    with pytest.raises(DataError, match="cannot be read as an array"):
+        read_prediction(tmp_path, "b", L)
+    np.save(tmp_path / "c.npy", np.zeros((L, H, W), np.float32))
+    index = Index(tmp_path)
+    assert count_labels([index.find("b"), index.find("c")]) == L
+    with pytest.raises(DataError, match=r"b\.npy cannot be read"):
+        count_labels([index.find("b")])
+
+
+def test_ids_may_be_those_of_the_masks(tmp_path):
+    labels = np.random.default_rng(0).integers(0, L, (H, W))
+    coding = Coding((7, 0, 255, 2), (9,))
+    ids = np.array(coding.ids)[labels]
+    ids[0, 0] = 9
+    Image.fromarray(ids.astype(np.uint8)).save(tmp_path / "a.png")
+    np.save(tmp_path / "b.npy", ids)
+    for stem in "ab":
+        read, kind = read_with_kind(Index(tmp_path).find(stem), L, coding=coding)
+        assert kind == "label ids, those of the masks"
+        np.testing.assert_allclose(read[:, 0, 0].exp(), 1 / L, atol=1e-5)  # void
+        assert (read.argmax(0).numpy() == labels).ravel()[1:].all()
+    for label, given in enumerate(coding.ids):
+        Image.fromarray(np.where(labels == label, 255, 0).astype(np.uint8)).save(tmp_path / f"c_{given}.png")
+    read, _ = read_with_kind(Index(tmp_path).find("c"), L, coding=coding)
+    assert (read.argmax(0).numpy() == labels).all()
+    for odd in (-1, 3, 300):
+        np.save(tmp_path / "b.npy", np.where(labels == 0, odd, ids))
+        with pytest.raises(DataError, match=f"holds the id {odd}, but the masks' ids in labels.json are 7, 0, 255, 2"):
+            read_with_kind(Index(tmp_path).find("b"), L, coding=coding)
+
+
+def test_bad_codings_are_named():
+    for ids, void, why in (((0, 300), (255,), "300"), ((0, 0), (255,), "repeat"), ((0, 255), (255,), "repeat")):
+        with pytest.raises(ValueError, match=why):
+            Coding(ids, void)
 
 
 def test_what_is_missing_is_counted(tmp_path):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 from deepmrf import MeanField
+from deepmrf.cli import app
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.fit import FitReport, FitSettings, save_mrf
-from deepmrf.predictions import read_prediction
-from deepmrf.refine import open_mrf, open_preset, refine
+from deepmrf.predictions import Coding, read_prediction
+from deepmrf.refine import open_mrf, open_preset, read_label_file, refine
 
 SIZE = (24, 30)
 LABELS = LabelSet(("left", "right", "other"), distinct_colours(3))
@@ -108,3 +113,79 @@ def test_bad_calls_are_named(folders):
         refine(mrf, LABELS, predictions, images, out, probabilities="txt")
     with pytest.raises(ValueError, match="4 labels"):
         refine(MeanField(4, window=3), LABELS, predictions, images, out)
+    with pytest.raises(ValueError, match="3 labels, but 2 ids"):
+        refine(mrf, LABELS, predictions, images, out, coding=Coding((4, 5)))
+    with pytest.raises(ValueError, match="banana"):
+        refine(mrf, LABELS, predictions, images, out, device="banana")
+    out.write_text("a file")
+    with pytest.raises(OSError, match=r"cannot be written into \(it is a file\)"):
+        refine(mrf, LABELS, predictions, images, out)
+
+
+def test_a_corrupt_archive_does_not_stop_the_rest(folders):
+    predictions, images, out, _ = folders
+    made = np.random.default_rng(0).random((3, *SIZE)).astype(np.float32)
+    np.savez_compressed(predictions / "0.npz", made)
+    content = bytearray((predictions / "0.npz").read_bytes())
+    content[80:120] = b"x" * 40
+    (predictions / "0.npz").write_bytes(content)
+    with pytest.raises(zlib.error), np.load(predictions / "0.npz") as archive:
+        archive["arr_0"]
+    mrf, labels = open_preset("dense-crf", predictions, images, None)
+    report = refine(mrf, labels, predictions, images, out)
+    assert report.done == ("1", "2", "3")
+    assert "0.npz cannot be read as an array" in report.failed[0][1]
+
+
+# ---- the command
+
+
+def type_in(folders, *words):
+    predictions, images, out, _ = folders
+    common = ("--predictions", predictions, "--images", images, "-o", out)
+    words = [str(word) for word in ("refine", *words, *common)]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_labels_are_read_as_fit_reads_them(folders, tmp_path):
+    predictions, _, out, truth = folders
+    path = tmp_path / "mine.json"
+    path.write_text(
+        "\ufeff" + json.dumps({"names": ["left", "right"], "ids": [4, 6], "ignore": None}), encoding="utf-8"
+    )
+    labels, coding = read_label_file(path)
+    assert (labels.names, coding) == (("left", "right"), Coding((4, 6)))
+    for file in predictions.iterdir():
+        Image.fromarray(np.array([4, 6, 255], np.uint8)[np.asarray(Image.open(file))]).save(file)
+    code, text = type_in(folders, "--preset", "dense-crf", "--labels", path)
+    assert code == 0, text
+    assert "ids of the masks: 4, 6." in text
+    for file in out.iterdir():
+        assert (np.asarray(Image.open(file)) == np.where(truth == 1, 6, 4)).mean() > 0.99
+    path.write_text("{names")
+    code, text = type_in(folders, "--preset", "dense-crf", "--labels", path)
+    assert code == 2
+    assert f"{path} cannot be used" in text
+
+
+def test_a_fitted_mrf_takes_no_labels(folders, tmp_path):
+    made = MeanField(3, window=3, contexts=0)
+    save_mrf(FitReport(made, "nothing", LABELS, {}, (), FitSettings(), ""), tmp_path / "mrf")
+    (tmp_path / "labels.json").write_text(json.dumps(LABELS.to_dict()))
+    code, text = type_in(folders, tmp_path / "mrf", "--labels", tmp_path / "labels.json")
+    assert code == 2
+    assert "leave --labels out" in text
+    assert not folders[2].exists()
+
+
+def test_the_device_is_checked_before_the_work(folders, monkeypatch):
+    def work(*_):
+        raise AssertionError("the files were read")
+
+    monkeypatch.setattr("deepmrf.refine.count_labels", work)
+    code, text = type_in(folders, "--preset", "dense-crf", "--device", "banana")
+    assert code == 2
+    assert "device='banana' is unknown" in text
+    assert not folders[2].exists()

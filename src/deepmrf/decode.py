@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,55 @@ FLOOR = 1e-6
 """No label is less probable than this: a saved 0 means "very little", and its logarithm must stay finite."""
 SUM_TOLERANCE = 0.02
 """How far sums may be from one and still mean probabilities: half precision and many labels."""
+OUTSIDE = 0.05
+"""How far probabilities may be outside 0 to 1: bicubic interpolation overshoots."""
 NAMED = ("probabilities", "log_probabilities", "logits", "arr_0")
 """The array of an .npz file that is taken when it holds several."""
 
 Maps = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Coding:
+    """The ids that stand for the labels 0 .. L-1 in masks and label maps, where they are others."""
+
+    ids: tuple[int, ...]
+    """One per label, of 0 to 255."""
+    void: tuple[int, ...] = (VOID,)
+    """Those that stand for none."""
+
+    def __post_init__(self) -> None:
+        for given in (*self.ids, *self.void):
+            if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 255:
+                raise ValueError(f"The id {given!r} of a label is no whole number of 0 to 255; correct it.")
+        if len({*self.ids, *self.void}) != len(self.ids) + len(self.void):
+            raise ValueError(f"The ids {self.ids} and {self.void} of labels and void repeat; give each its own.")
+
+    @classmethod
+    def of(cls, lookup: NDArray[np.int16], labels: int) -> Coding | None:
+        """That of a table (256,) from ids to labels; None where the ids are the labels."""
+        found = {int(lookup[i]): int(i) for i in np.flatnonzero((lookup >= 0) & (lookup < labels))}
+        made = cls(tuple(found[label] for label in range(labels)), tuple(np.flatnonzero(lookup == VOID).tolist()))
+        return None if made == cls(tuple(range(labels))) else made
+
+    def labels_of(self, ids: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
+        """A map of ids as labels, void as 255."""
+        table = np.full(257, -1, np.int64)
+        table[list(self.void)], table[list(self.ids)] = VOID, np.arange(len(self.ids))
+        mapped: NDArray[np.int64] = table[np.where((ids < 0) | (ids > 255), 256, ids)]
+        if mapped.size and mapped.min() < 0:
+            known = ", ".join(map(str, self.ids[:10])) + (" ..." if len(self.ids) > 10 else "")
+            raise DataError(
+                f"{path} holds the id {int(ids[mapped < 0][0])}, but the masks' ids in labels.json are {known}; "
+                "save label maps with the ids of the masks.",
+                path,
+                "id",
+            )
+        return mapped
+
+    def table(self) -> NDArray[np.uint8]:
+        """The ids (L,), to index with labels."""
+        return np.array(self.ids, dtype=np.uint8)
 
 
 def load(path: Path, lazy: bool = False) -> Maps:
@@ -40,10 +86,10 @@ def load(path: Path, lazy: bool = False) -> Maps:
             return loaded
         with loaded as archive:
             return np.asarray(archive[_chosen(list(archive.files), path)])
-    except DataError:
+    except (DataError, MemoryError):
         raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as why:
-        reason = str(why).rstrip(".").splitlines()[0] if str(why) else type(why).__name__
+    except Exception as why:  # a broken file makes numpy and zlib raise nearly anything
+        reason = (str(why).splitlines() or [type(why).__name__])[0].rstrip(".")
         raise DataError(
             f"{path} cannot be read as an array ({reason}); save it again with numpy.save.", path, "unreadable"
         ) from why
@@ -82,7 +128,9 @@ def shape_of(path: Path) -> tuple[int, ...]:
                 if version[0] > 1:
                     reader = np.lib.format.read_array_header_2_0
                 return tuple(reader(file)[0])
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as why:
+    except (DataError, MemoryError):
+        raise
+    except Exception as why:
         raise DataError(
             f"{path} cannot be read as an array; save it again with numpy.save.", path, "unreadable"
         ) from why
@@ -109,6 +157,8 @@ def labels_first(values: Maps, labels: int | None, path: Path, dims: int = 2) ->
 
 def from_array(values: Maps, path: Path) -> tuple[Tensor, str]:
     """Log-probabilities from whatever the numbers (L, *S) are."""
+    if values.dtype.kind in "biu" and values.min() >= 0 and values.max() <= 1:
+        values = values.astype(np.float32)  # a label or not: shares of one, and not of 255
     if values.dtype in (np.uint8, np.uint16):
         return normalised(values, 0.5), f"{8 * values.dtype.itemsize}-bit probabilities"
     if values.dtype.kind != "f":
@@ -117,9 +167,10 @@ def from_array(values: Maps, path: Path) -> tuple[Tensor, str]:
     if bool(torch.isnan(real).any()) or bool((real == torch.inf).any()):
         raise DataError(f"{path} holds NaN or infinity; look for an overflow where it was made.", path, "unreadable")
     low, high = float(real.min()), float(real.max())
+    if low >= -OUTSIDE and high <= 1 + OUTSIDE and _is_one(real.sum(0)):
+        return normalised(real.numpy(), FLOOR), "probabilities"
     if low >= 0 and high <= 1 + SUM_TOLERANCE:
-        kind = "probabilities" if _is_one(real.sum(0)) else "scores of 0 to 1, divided by their sum"
-        return normalised(real.numpy(), FLOOR), kind
+        return normalised(real.numpy(), FLOOR), "scores of 0 to 1, divided by their sum"
     if high <= SUM_TOLERANCE and _is_one(real.exp().sum(0)):
         return _floored(real), "log-probabilities"
     return _floored(real.log_softmax(0)), "logits"
@@ -147,9 +198,9 @@ def _picture(path: Path, modes: Sequence[str], wanted: str) -> Maps:
             if picture.mode not in modes:
                 raise DataError(f"{path} is a picture of mode {picture.mode}; save {wanted}.", path, "unreadable")
             values = np.asarray(picture)
-    except DataError:
+    except (DataError, MemoryError):
         raise
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as why:
+    except Exception as why:  # as of arrays
         raise DataError(f"{path} cannot be read as a picture; replace the file.", path, "unreadable") from why
     return values.astype(np.uint16) if picture.mode.startswith("I") else values
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,8 @@ from deepmrf.data.files import VOID, DataError, read_image, read_mask
 from deepmrf.data.folder import read_labels
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.data.volumes import Spacing, Volume, read_grid, read_volume, read_volume_mask, unit_range
-from deepmrf.predictions import Trio, check_size, count_labels, read_with_kind
+from deepmrf.decode import ids_of, load
+from deepmrf.predictions import Coding, Trio, check_size, count_labels, read_with_kind, shown_labels
 
 MEMORY = 4 << 30
 """Bytes of predictions and images that are kept in memory; what is beyond is read again when needed."""
@@ -54,9 +56,11 @@ def open_samples(trios: list[Trio], masks: Path, count: int | None = None) -> Sa
         if (top / "labels.json").is_file():
             labels, lookup, colours = read_labels(top)
             return Samples(trios, labels, lookup, colours)
-    count = count or count_labels(trio.source for trio in trios)
-    labels = LabelSet(tuple(f"label {label}" for label in range(count)), distinct_colours(count))
-    return Samples(trios, labels, lookup_table({label: label for label in range(count)}), None)
+    known = count_labels(trio.source for trio in trios) if count is None else count
+    labels = LabelSet(tuple(f"label {label}" for label in range(known)), distinct_colours(known))
+    samples = Samples(trios, labels, lookup_table({label: label for label in range(known)}), None)
+    samples.inferred = count is None
+    return samples
 
 
 class Samples(Sequence[Sample]):
@@ -65,7 +69,12 @@ class Samples(Sequence[Sample]):
     def __init__(self, trios: Sequence[Trio], labels: LabelSet, lookup: Any, colours: Any) -> None:
         self.trios, self.labels, self.lookup, self.colours = list(trios), labels, lookup, colours
         self.kept: dict[str, Sample] = {}
-        self.room, self.kind = MEMORY, ""
+        self.room = MEMORY
+        self.coding = None if lookup is None else Coding.of(lookup, len(labels))
+        self.inferred = False
+        """Are the labels as many as the predictions show?"""
+        self.kinds: dict[str, set[str]] = {}
+        """What the predictions were taken for, with the names of each kind."""
         self.turned: list[str] = []
         """Volumes whose masks lie otherwise in the world."""
 
@@ -75,6 +84,11 @@ class Samples(Sequence[Sample]):
     def __getitem__(self, index: Any) -> Any:
         trio = self.trios[index]
         return self.kept.get(trio.stem) or self._read(trio)
+
+    @property
+    def kind(self) -> str:
+        """What the predictions were taken for; all of it where they differ."""
+        return "; ".join(sorted(self.kinds))
 
     @property
     def dims(self) -> int:
@@ -105,8 +119,9 @@ class Samples(Sequence[Sample]):
             return self._read_volume(trio)
         image = read_image(trio.image)
         assert trio.mask is not None  # match() was given the masks
-        mask = read_mask(trio.mask, self.lookup, self.colours)
-        log_p, self.kind = read_with_kind(trio.source, len(self.labels), self.labels.names)
+        with self._remedy(trio):
+            mask = read_mask(trio.mask, self.lookup, self.colours)
+        log_p = self._prediction(trio)
         check_size(log_p, image.shape[:2], trio.source, trio.image)
         if mask.shape != image.shape[:2]:
             sizes = f"{mask.shape[1]} x {mask.shape[0]} pixels but its image {image.shape[1]} x {image.shape[0]}"
@@ -117,8 +132,9 @@ class Samples(Sequence[Sample]):
     def _read_volume(self, trio: Trio) -> Sample:
         assert trio.mask is not None  # match() was given the masks
         volume = read_volume(trio.image)
-        mask, masks = read_volume_mask(trio.mask, self._ids())
-        log_p, self.kind = read_with_kind(trio.source, len(self.labels), self.labels.names)
+        with self._remedy(trio):
+            mask, masks = read_volume_mask(trio.mask, self._ids())
+        log_p = self._prediction(trio)
         check_size(log_p, volume.values.shape, trio.source, trio.image)
         if mask.shape != volume.values.shape:
             sizes = " x ".join(map(str, mask.shape)), " x ".join(map(str, volume.values.shape))
@@ -135,6 +151,28 @@ class Samples(Sequence[Sample]):
         return Sample(
             trio.stem, log_p.half(), image, torch.from_numpy(mask), volume.spacing, torch.from_numpy(marks.copy())
         )
+
+    def _prediction(self, trio: Trio) -> Tensor:
+        log_p, kind = read_with_kind(trio.source, len(self.labels), self.labels.names, self.coding)
+        self.kinds.setdefault(kind, set()).add(trio.stem)
+        return log_p
+
+    @contextmanager
+    def _remedy(self, trio: Trio) -> Iterator[None]:
+        """Label maps need not use the last labels: where they alone told how many there are, the mask may be right."""
+        try:
+            yield
+        except DataError as why:
+            sizable = self.inferred and not trio.source.classes and not shown_labels(trio.source)[1]
+            highest = max(map(_highest_id, self.trios)) if sizable and why.kind == "id" else 0
+            if highest < len(self.labels):
+                raise
+            raise DataError(
+                f"{trio.mask} holds ids that no predicted label map has (those use 0 to {len(self.labels) - 1}); "
+                f"give labels={highest + 1} (--labels {highest + 1}), or correct the mask.",
+                why.path,
+                "id",
+            ) from why
 
     def _ids(self) -> NDArray[np.int16]:
         if self.lookup is None:
@@ -157,6 +195,9 @@ class Samples(Sequence[Sample]):
         self.trios = [trio for trio in self.trios if trio not in empty]
         self.__dict__.pop("grids", None)
         notes = [f"{len(empty)} of the masks are void throughout: {empty[0].stem} ..."] if empty else []
+        if len(self.kinds) > 1:
+            told = "; ".join(f"{len(stems)} as {kind} ({min(stems)} ...)" for kind, stems in sorted(self.kinds.items()))
+            notes.append(f"The predictions were not all read alike: {told}; save them all alike if that is wrong.")
         return notes + self._notes_on_volumes()
 
     def _notes_on_volumes(self) -> list[str]:
@@ -176,6 +217,15 @@ class Samples(Sequence[Sample]):
                 "but windows and label contexts count voxels; resample them to one spacing if that is too rough."
             )
         return notes
+
+
+def _highest_id(trio: Trio) -> int:
+    """Of a mask that can be read, void left out; else 0."""
+    assert trio.mask is not None  # match() was given the masks
+    with suppress(OSError, ValueError):
+        ids = ids_of(trio.mask) if trio.dims == 2 else load(trio.mask)
+        return int(ids[(ids >= 0) & (ids < VOID)].max(initial=0))
+    return 0
 
 
 def _axes(volume: Volume) -> list[tuple[int, bool]]:

@@ -26,9 +26,21 @@ from torch.nn import functional
 
 from deepmrf.data.files import VOID
 from deepmrf.data.volumes import Spacing
+from deepmrf.devices import chosen_device
 from deepmrf.dice import Dice, VolumeMetrics, dice, mean, soft_dice
 from deepmrf.examples import MEMORY, Progress, Sample, Samples, open_samples
-from deepmrf.fitted import VOLUMES, FitReport, FitSettings, Fold, Part, load_config, load_mrf, save_mrf
+from deepmrf.fitted import (
+    VOLUMES,
+    FitReport,
+    FitSettings,
+    Fold,
+    Part,
+    folder_for_mrf,
+    load_coding,
+    load_config,
+    load_mrf,
+    save_mrf,
+)
 from deepmrf.layers import MeanField
 from deepmrf.metrics import Scores, SegmentationMetrics
 from deepmrf.predictions import Folder, Trio, dims_of, match
@@ -41,7 +53,9 @@ __all__ = [
     "Part",
     "default_settings",
     "fit",
+    "folder_for_mrf",
     "learn",
+    "load_coding",
     "load_config",
     "load_mrf",
     "save_mrf",
@@ -62,13 +76,13 @@ def fit(
 ) -> FitReport:
     """Learn an MRF for the predictions of images or volumes with masks, and score it by cross-validation."""
     settings, tell = settings or default_settings(images), progress or (lambda *_: None)
+    chosen_device(settings.device)
     trios, notes = match(predictions, images, masks)
     samples = _samples(trios, Path(masks), settings)
     notes += samples.check(tell)
     if len(samples) < 2:
-        raise ValueError(
-            f"There are {len(samples)} images with predictions and masks; cross-validation needs 2 or more."
-        )
+        few = f"There are {len(samples)} images with predictions and masks to learn from"
+        raise ValueError(" ".join([f"{few}; cross-validation needs 2 or more.", *notes]))
     names, labels = [trio.stem for trio in samples.trios], len(samples.labels)
     pooled = {part: _metrics(samples) for part in parts(settings)}
     dices: dict[Part, Dice] = {part: {} for part in pooled} if samples.dims == 3 else {}
@@ -84,7 +98,18 @@ def fit(
     kept = choose(found, dices)
     models = {} if kept == "nothing" else learn(samples, range(len(samples)), settings, tell, kept)
     mean_field = models.get(kept, settings.build(labels, 0, samples.spacing)).cpu().eval().requires_grad_(False)
-    return FitReport(mean_field, kept, samples.labels, found, tuple(folds), settings, samples.kind, tuple(notes), dices)
+    return FitReport(
+        mean_field,
+        kept,
+        samples.labels,
+        found,
+        tuple(folds),
+        settings,
+        samples.kind,
+        tuple(notes),
+        dices,
+        samples.coding,
+    )
 
 
 def default_settings(images: Folder) -> FitSettings:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from deepmrf import checkpoint
@@ -17,7 +19,7 @@ from deepmrf.dice import Dice, mean, per_label
 from deepmrf.layers import MeanField
 from deepmrf.layers.triple_penalty import Kernel
 from deepmrf.metrics import Scores
-from deepmrf.predictions import Folder
+from deepmrf.predictions import Coding, Folder
 
 CONFIG, WEIGHTS, FORMAT = "config.json", "model.safetensors", 1
 Part = Literal["nothing", "triple penalty", "label contexts"]
@@ -48,10 +50,15 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         least = {"window": 2, "contexts": 0, "context_size": 1, "folds": 2, "crop": 16, "batch": 1}
-        for name, bound in {**least, "penalty_steps": 1, "contexts_steps": 1}.items():
+        for name, bound in {**least, "penalty_steps": 1, "contexts_steps": 1, "seed": 0}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < bound:
                 raise ValueError(f"{name}={value!r} must be a whole number, at least {bound}.")
+        count = self.labels
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= 255):
+            raise ValueError(
+                f"labels={count!r} must be a whole number from 2 to 255; leave it out to have them counted."
+            )
         for name in ("penalty_rate", "contexts_rate"):
             if not 0 < getattr(self, name) < 10:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be above 0 and below 10.")
@@ -124,6 +131,8 @@ class FitReport:
     """Files that were left out, a sentence each."""
     dice: dict[Part, Dice] = field(default_factory=dict)
     """Of volumes: each one's Dice, scored like `scores`; empty for images."""
+    coding: Coding | None = None
+    """The ids of the masks, and so of label maps, where they are not the labels 0 .. L-1."""
 
     @property
     def before(self) -> Scores:
@@ -187,14 +196,36 @@ class FitReport:
         }
 
 
+def writable_folder(folder: Folder) -> Path:
+    """The folder, made where it is missing; an OSError says in a sentence why nothing can be written into it."""
+    top = Path(folder)
+    try:
+        top.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=top):
+            pass
+    except OSError as why:
+        reason = "it is a file" if top.is_file() else why.strerror or why
+        raise OSError(f"{top} cannot be written into ({reason}); choose another folder.") from why
+    return top
+
+
+def folder_for_mrf(folder: Folder) -> Path:
+    """A folder that `save_mrf` may write into, made where it is missing; other models are not written over."""
+    config, weights = Path(folder) / CONFIG, Path(folder) / WEIGHTS
+    if _described(config) is None and (os.path.lexists(config) or os.path.lexists(weights)):
+        held = CONFIG if os.path.lexists(config) else WEIGHTS
+        raise ValueError(f"{folder} holds a {held} that deepmrf fit did not write; choose another folder.")
+    return writable_folder(folder)
+
+
 def save_mrf(report: FitReport, folder: Folder) -> Path:
     """Write config.json (settings, labels, scores) and model.safetensors."""
-    top = Path(folder)
-    top.mkdir(parents=True, exist_ok=True)
+    top, coding = folder_for_mrf(folder), report.coding
     config = {
         "format": FORMAT,
         "mean_field": report.mean_field.settings,
         "labels": report.labels.to_dict(),
+        **({"ids": list(coding.ids), "void": list(coding.void)} if coding is not None else {}),
         "metrics": report.to_dict(),
         "settings": asdict(report.settings),
     }
@@ -208,21 +239,41 @@ def load_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(folder) / CONFIG
     if not path.is_file() or not (Path(folder) / WEIGHTS).is_file():
         raise FileNotFoundError(f"{folder} holds no {CONFIG} and {WEIGHTS}; give a folder written by deepmrf fit.")
-    try:
-        config = json.loads(path.read_text())
-        known = isinstance(config, dict) and config.get("mean_field") and "unary" not in config
-    except ValueError:
-        known = False
-    if not known:
+    config = _described(path)
+    if config is None:
         raise ValueError(f"{path} does not describe an MRF alone; give a folder written by deepmrf fit.")
     if config.get("format", 0) > FORMAT:
         raise ValueError(f"{path} has format {config['format']}, newer than this deepmrf reads: upgrade it.")
-    found: dict[str, Any] = config
-    return found
+    return config
+
+
+def _described(path: Path) -> dict[str, Any] | None:
+    """What a config.json says of an MRF; None where it is missing, broken or of a whole model."""
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict) or "unary" in config:
+        return None
+    return config if all(isinstance(config.get(part), dict) for part in ("mean_field", "labels")) else None
 
 
 def load_mrf(folder: str | os.PathLike[str]) -> MeanField:
     """The MRF that `save_mrf` wrote."""
-    mrf = MeanField(**load_config(folder)["mean_field"])
-    mrf.load_state_dict(load_file(Path(folder) / WEIGHTS))
+    settings = load_config(folder)["mean_field"]
+    try:
+        mrf = MeanField(**settings)
+        mrf.load_state_dict(load_file(Path(folder) / WEIGHTS))
+    except (SafetensorError, RuntimeError, TypeError, ValueError) as why:
+        raise ValueError(
+            f"{folder} is damaged, or its {CONFIG} and {WEIGHTS} are of two MRFs; copy it again or repeat deepmrf fit."
+        ) from why
     return mrf.eval().requires_grad_(False)
+
+
+def load_coding(folder: str | os.PathLike[str]) -> Coding | None:
+    """The ids of the masks that an MRF was fitted to; None where they are the labels 0 .. L-1."""
+    config = load_config(folder)
+    if config.get("ids") is None:
+        return None
+    return Coding(tuple(config["ids"]), tuple(config.get("void", ())))

@@ -10,7 +10,8 @@ Where the images are volumes (NIfTI), so are the predictions:
     DIR/STEM.npy, DIR/STEM.npz              (L, D, H, W) or (D, H, W, L), as above; or ints (D, H, W), label ids
     DIR/STEM.nii.gz, DIR/STEM.nii           one map per label along the fourth axis, or label ids
 
-What the numbers of an array mean is found out from the numbers; `read_with_kind` says what was found.
+What the numbers of an array mean is found out from the numbers; `read_with_kind` says what was found. IDs are the
+labels 0 .. L-1, or those of a Coding.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepmrf.data.dataset import need_folder
@@ -31,6 +33,7 @@ from deepmrf.data.volumes import is_volume, read_grid, volumes_in
 from deepmrf.data.volumes import stem as volume_stem
 from deepmrf.decode import (
     CONFIDENCE,
+    Coding,
     Maps,
     as_share,
     from_array,
@@ -39,12 +42,12 @@ from deepmrf.decode import (
     ids_of,
     labels_first,
     load,
-    normalised,
     shape_of,
 )
 
 __all__ = [
     "CONFIDENCE",
+    "Coding",
     "Folder",
     "Index",
     "Source",
@@ -56,6 +59,7 @@ __all__ = [
     "match",
     "read_prediction",
     "read_with_kind",
+    "shown_labels",
 ]
 
 _SURE = "_confidence"
@@ -149,40 +153,66 @@ def read_prediction(
     return read_with_kind(source, labels, names)[0]
 
 
-def read_with_kind(source: Source, labels: int | None = None, names: Sequence[str] | None = None) -> tuple[Tensor, str]:
-    """The log-probabilities (L, *S), and what the files were taken for: "probabilities", "logits" ..."""
+def read_with_kind(
+    source: Source, labels: int | None = None, names: Sequence[str] | None = None, coding: Coding | None = None
+) -> tuple[Tensor, str]:
+    """The log-probabilities (L, *S), and what the files were taken for: "probabilities", "logits" ...
+
+    `coding` is for label maps, and for pictures that are named after ids.
+    """
+    as_ids = "label ids" if coding is None else "label ids, those of the masks"
     if source.array is not None:
         values = load(source.array)
         if values.ndim == source.dims and values.dtype.kind in "iu":
-            ids = values.astype(np.int64)
-            return from_ids(ids.T if source.backwards else ids, None, labels, source.array), "label ids"
+            ids = _labels_of(values.astype(np.int64), coding, source.array)
+            return from_ids(ids.T if source.backwards else ids, None, labels, source.array), as_ids
         values = labels_first(values, labels, source.array, source.dims)
         return from_array(values.transpose(0, 3, 2, 1) if source.backwards else values, source.array)
     if source.ids is not None:
         sure = None if source.confidence is None else as_share(grey(source.confidence))
-        return from_ids(ids_of(source.ids), sure, labels, source.ids), "label ids"
-    maps = _stacked(source, labels, names)
-    return normalised(maps, 0.5), f"{8 * maps.dtype.itemsize}-bit pictures, one per label"
+        return from_ids(_labels_of(ids_of(source.ids), coding, source.ids), sure, labels, source.ids), as_ids
+    maps = _stacked(source, labels, names, coding)
+    return from_array(maps, source.path)[0], f"{8 * maps.dtype.itemsize}-bit pictures, one per label"
+
+
+def _labels_of(ids: NDArray[np.int64], coding: Coding | None, path: Path) -> NDArray[np.int64]:
+    return ids if coding is None else coding.labels_of(ids, path)
 
 
 def count_labels(sources: Iterable[Source]) -> int:
-    """L: as many as the first array has, or the most that pictures show."""
-    most = 0
+    """L: as many as the first array has, or the most that pictures show.
+
+    A file that cannot be read counts only where no other tells: it is named when its turn comes.
+    """
+    most, bad = 0, None
     for source in sources:
-        if source.array is not None:
-            values = load(source.array, lazy=True)
-            if values.ndim != source.dims or (source.dims == 3 and values.dtype.kind == "f"):
-                return int(labels_first(values, None, source.array, source.dims).shape[0])
-            ids = np.asarray(values).astype(np.int64)
-            most = max(most, int(ids[ids != VOID].max(initial=-1)) + 1)
-        elif source.ids is not None:
-            ids = ids_of(source.ids)
-            most = max(most, int(ids[ids != VOID].max(initial=-1)) + 1)
-        else:
-            most = max(most, len(source.classes))
+        try:
+            shown, sure = shown_labels(source)
+        except DataError as why:
+            bad = bad or why
+            continue
+        if sure:
+            return shown
+        most = max(most, shown)
+    if most < 2 and bad is not None:
+        raise bad
     if most < 2:
         raise ValueError(f"The predictions show {most} labels, but at least 2 are needed; check what they hold.")
     return most
+
+
+def shown_labels(source: Source) -> tuple[int, bool]:
+    """How many labels a prediction shows, and whether there can be no more, as where each has a map."""
+    if source.array is not None:
+        values = load(source.array, lazy=True)
+        if values.ndim != source.dims or (source.dims == 3 and values.dtype.kind == "f"):
+            return int(labels_first(values, None, source.array, source.dims).shape[0]), True
+        ids = np.asarray(values).astype(np.int64)
+    elif source.ids is not None:
+        ids = ids_of(source.ids)
+    else:
+        return len(source.classes), False
+    return int(ids[ids != VOID].max(initial=-1)) + 1, False
 
 
 def check_size(log_p: Tensor, size: Sequence[int], source: Source, image: Path) -> None:
@@ -303,11 +333,13 @@ def _some(stems: Sequence[str]) -> str:
     return ", ".join(stems[:5]) + (f" and {len(stems) - 5} more" if len(stems) > 5 else "")
 
 
-def _stacked(source: Source, labels: int | None, names: Sequence[str] | None) -> Maps:
+def _stacked(source: Source, labels: int | None, names: Sequence[str] | None, coding: Coding | None) -> Maps:
     """One picture per label as (L, H, W)."""
     files = source.classes
     if all(stem.isdigit() for stem in files):
         found = {int(stem): path for stem, path in files.items()}
+        if coding is not None and set(found) == set(coding.ids):
+            found = {label: found[given] for label, given in enumerate(coding.ids)}
     elif names is not None:
         order = {name: label for label, name in enumerate(names)}
         found = {order[stem]: path for stem, path in files.items() if stem in order}

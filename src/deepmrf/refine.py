@@ -7,7 +7,8 @@ Of volumes (NIfTI), OUT/STEM.nii.gz holds the label ids on the volume's own grid
 They are computed in tiles, each volume with its own spacing.
 
 While one image is computed, the next ones are read. A file that cannot be used is reported and the rest goes on; what
-lies in OUT already is left as it is, so that a run that was stopped continues.
+lies in OUT already is left as it is, so that a run that was stopped continues. Label maps hold the labels 0 .. L-1, or
+the ids that a labels.json gave to the masks (a Coding).
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from typing import IO, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from deepmrf.data.files import read_image
+from deepmrf.data.files import VOID, Bytes, read_image
+from deepmrf.data.folder import labels_file
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.data.volumes import Volume, read_volume, unit_range, write_labels
+from deepmrf.devices import chosen_device
 from deepmrf.fit import load_config, load_mrf
+from deepmrf.fitted import writable_folder
 from deepmrf.layers import MeanField, dense_crf
-from deepmrf.predictions import Folder, Trio, check_size, count_labels, dims_of, match, read_with_kind
+from deepmrf.predictions import Coding, Folder, Trio, check_size, count_labels, dims_of, match, read_with_kind
 from deepmrf.tiles import in_tiles
 
 PRESETS: dict[str, Callable[[int], MeanField]] = {"dense-crf": dense_crf}
@@ -67,6 +72,12 @@ def open_mrf(folder: Folder) -> tuple[MeanField, LabelSet]:
     return load_mrf(folder), LabelSet.from_dict(load_config(folder)["labels"])
 
 
+def read_label_file(path: Folder) -> tuple[LabelSet, Coding | None]:
+    """What a labels.json of any name says, as deepmrf fit reads it: the labels, and their ids if these are others."""
+    labels, lookup, _ = labels_file(Path(path))
+    return labels, Coding.of(lookup, len(labels))
+
+
 def open_preset(name: str, predictions: Folder, images: Folder, labels: LabelSet | None) -> tuple[MeanField, LabelSet]:
     """A preset for as many labels as are named, or as the predictions show."""
     if name not in PRESETS:
@@ -89,12 +100,19 @@ def refine(
     overwrite: bool = False,
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
+    coding: Coding | None = None,
 ) -> RefineReport:
-    """Refine every prediction that has an image, and write the results into `out`."""
+    """Refine every prediction that has an image, and write the results into `out`.
+
+    `coding` gives the ids of label maps, those read and those written, where they are not the labels 0 .. L-1.
+    """
+    chosen_device(device)
     if probabilities not in ("", "npy", "npz"):
         raise ValueError(f"probabilities={probabilities!r} is unknown: choose 'npy', 'npz' or '' for none.")
     if mrf.labels != len(labels):
         raise ValueError(f"The MRF has {mrf.labels} labels, the label set {len(labels)}: give both the same.")
+    if coding is not None and len(coding.ids) != len(labels):
+        raise ValueError(f"There are {len(labels)} labels, but {len(coding.ids)} ids for them: give one each.")
     if mrf.dims != dims_of(images):
         named = {2: "pictures", 3: "volumes"}
         raise ValueError(
@@ -106,20 +124,21 @@ def refine(
         if top.resolve() == Path(given).resolve():
             raise ValueError(f"The results would be written among the inputs in {given}; choose another folder.")
     trios, notes = match(predictions, images)
-    top.mkdir(parents=True, exist_ok=True)
+    writable_folder(top)
     todo = [trio for trio in trios if overwrite or not all(p.exists() for p in _targets(top, trio, probabilities))]
     skipped = sorted({trio.stem for trio in trios} - {trio.stem for trio in todo})
     mrf, done, failed, kinds = mrf.to(device), [], [], set()
-    for trio, future in _ahead(todo, labels):
+    for trio, future in _ahead(todo, labels, coding):
         try:
             log_p, image, kind, volume = future.result()
             targets = _targets(top, trio, probabilities)
             if volume is None:
                 with torch.inference_mode():
                     log_q = mrf(log_p[None].to(device), image[None].to(device))[0].cpu()
-                _write(log_q, labels, targets)
+                _write(log_q, labels, targets, coding)
             else:
-                _write_volume(*_refine_volume(mrf, log_p, image, volume, bool(probabilities)), volume, targets)
+                made, shares = _refine_volume(mrf, log_p, image, volume, bool(probabilities))
+                _write_volume(_coded(made, coding), shares, volume, targets)
             done.append(trio.stem)
             kinds.add(kind)
         except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as why:
@@ -132,26 +151,26 @@ def refine(
 _Read = tuple[Tensor, Tensor, str, Volume | None]
 
 
-def _ahead(trios: Sequence[Trio], labels: LabelSet) -> Iterator[tuple[Trio, Future[_Read]]]:
+def _ahead(trios: Sequence[Trio], labels: LabelSet, coding: Coding | None) -> Iterator[tuple[Trio, Future[_Read]]]:
     """Each image with its reading under way, a few ahead of its turn and no more, for the memory's sake."""
     with ThreadPoolExecutor(AHEAD) as pool:
         waiting: deque[tuple[Trio, Future[_Read]]] = deque()
         for trio in trios:
-            waiting.append((trio, pool.submit(_read, trio, labels)))
+            waiting.append((trio, pool.submit(_read, trio, labels, coding)))
             if len(waiting) > (AHEAD if trio.dims == 2 else 1):  # volumes are large
                 yield waiting.popleft()
         while waiting:
             yield waiting.popleft()
 
 
-def _read(trio: Trio, labels: LabelSet) -> _Read:
+def _read(trio: Trio, labels: LabelSet, coding: Coding | None) -> _Read:
     if trio.dims == 3:
         volume = read_volume(trio.image)
-        log_p, kind = read_with_kind(trio.source, len(labels), labels.names)
+        log_p, kind = read_with_kind(trio.source, len(labels), labels.names, coding)
         check_size(log_p, volume.values.shape, trio.source, trio.image)
         return log_p, torch.from_numpy(unit_range(volume.values))[None], kind, volume
     image = read_image(trio.image)
-    log_p, kind = read_with_kind(trio.source, len(labels), labels.names)
+    log_p, kind = read_with_kind(trio.source, len(labels), labels.names, coding)
     check_size(log_p, (image.shape[0], image.shape[1]), trio.source, trio.image)
     return log_p, torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))), kind, None
 
@@ -174,23 +193,39 @@ def _targets(top: Path, trio: Trio, probabilities: Probabilities) -> list[Path]:
     return [top / f"{trio.stem}.{ending}", *([top / f"{trio.stem}.{probabilities}"] if probabilities else [])]
 
 
-def _write(log_q: Tensor, labels: LabelSet, targets: Sequence[Path]) -> None:
+def _coded(labels: Tensor, coding: Coding | None) -> Bytes:
+    """Labels of uint8 as the ids to write."""
+    values: Bytes = labels.numpy()
+    return values if coding is None else coding.table()[values]
+
+
+def _palette(labels: LabelSet, coding: Coding | None) -> NDArray[np.uint8]:
+    """Colours (256, 3) by id."""
+    palette = labels.palette()
+    if coding is None:
+        return palette
+    moved = np.repeat(palette[VOID:], 256, axis=0)
+    moved[list(coding.ids)] = labels.colours
+    return moved
+
+
+def _write(log_q: Tensor, labels: LabelSet, targets: Sequence[Path], coding: Coding | None) -> None:
     """The label map and the probabilities of an image."""
     from PIL import Image
 
-    picture = Image.fromarray(log_q.argmax(0).to(torch.uint8).numpy())
-    picture.putpalette(labels.palette().tobytes())
+    picture = Image.fromarray(_coded(log_q.argmax(0).to(torch.uint8), coding))
+    picture.putpalette(_palette(labels, coding).tobytes())
     for target in targets[1:]:
         _write_array(log_q.exp().half(), target)
     _in_one_step(targets[0], lambda file: picture.save(file, format="PNG"))  # last: it says that all is there
 
 
-def _write_volume(ids: Tensor, shares: Tensor | None, volume: Volume, targets: Sequence[Path]) -> None:
+def _write_volume(ids: Bytes, shares: Tensor | None, volume: Volume, targets: Sequence[Path]) -> None:
     """The label map and the probabilities of a volume."""
     for target in targets[1:]:
         assert shares is not None  # asked for, as this target is
         _write_array(shares, target)
-    write_labels(ids.numpy(), targets[0], volume)
+    write_labels(ids, targets[0], volume)
 
 
 def _write_array(shares: Tensor, target: Path) -> None:

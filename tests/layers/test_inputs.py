@@ -152,6 +152,16 @@ def test_other_device():
     wrong(lambda: MRF(Q, meta), ValueError, "image is on meta", "cpu", ".to(device)")
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_an_image_that_is_not_finite(value, dtype):
+    wrong(lambda: MRF(Q, with_value(IMAGE, value).to(dtype)), ValueError, "image holds NaN (or inf)", "overflow")
+
+
+def test_impossible_labels_are_no_mistake():
+    assert MRF(with_value(Q, -torch.inf), IMAGE).isnan().sum() == 0
+
+
 @pytest.mark.parametrize("image", [None, IMAGE, IMAGE[:, :1, :2]], ids=["none", "beside", "other size"])
 @pytest.mark.parametrize("settings", [{"kernel": "gaussian", "features": 0}, {"kernel": "learned", "size": (4, 5)}])
 def test_an_image_nobody_looks_at_is_no_mistake(settings, image):

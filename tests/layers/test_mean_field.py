@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.func import functional_call
 from torch.nn import functional
 
-from deepmrf import MeanField
+from deepmrf import MeanField, dense_crf
 
 few = settings(max_examples=10, deadline=None, derandomize=True)
 
@@ -450,3 +450,32 @@ def test_learned_filters_learn():
 
 def test_repr_tells_the_settings():
     assert "labels=3, dims=2, iterations=1, unary='softmax'" in repr(small())
+
+
+# Copies and what is set later
+
+
+@pytest.mark.parametrize("copied", [lambda m: m.inflate(), lambda m: m.compress(stride=2), lambda m: m.compress(2)])
+@pytest.mark.parametrize("make", [dense_crf, lambda labels: MeanField(labels, window=3, contexts=2, context_size=3)])
+def test_what_is_frozen_stays_frozen_in_copies(make, copied):
+    assert all(p.requires_grad for p in copied(make(3).requires_grad_(True)).parameters())
+    assert not any(p.requires_grad for p in copied(make(3).requires_grad_(False)).parameters())
+    half = make(3).requires_grad_(True)
+    half.label_contexts.requires_grad_(False)
+    for name, parameter in copied(half).named_parameters():
+        assert parameter.requires_grad == name.startswith("triple_penalty"), name
+
+
+def test_iterations_may_be_set_later(agree):
+    mrf = small()
+    mrf.iterations = 3
+    log_p, image = inputs()
+    for made in (copy.deepcopy(mrf), mrf.inflate(), mrf.compress(stride=2), MeanField(**mrf.settings)):
+        assert made.iterations == 3
+    other = small(iterations=3)
+    other.load_state_dict(mrf.state_dict())
+    agree(mrf(log_p, image), other(log_p, image))
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match=f"iterations={wrong!r} must be at least 1"):
+            mrf.iterations = wrong
+    assert mrf.iterations == 3

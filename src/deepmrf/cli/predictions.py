@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from deepmrf.cli import process
+
 if TYPE_CHECKING:
     from deepmrf.fit import FitReport
 
@@ -26,7 +28,7 @@ FIT_HELP = """Learn an MRF for predictions that a network has saved, and say by 
 
 Predictions, images and masks have equal names. Predictions: NAME.npy or .npz (L, H, W), a grey PNG per label
 (NAME/ID.png, NAME_ID.png), or a label map NAME.png with an optional NAME_confidence.png. Masks: ids, 255 is void;
-a labels.json beside them names the labels.
+a labels.json beside them names the labels, and its ids are those of predicted label maps too.
 
 Volumes are told by their images being NIfTI (.nii, .nii.gz): masks too, predictions NAME.npy or .npz (L, D, H, W) or
 NIfTI, one map per label or label ids. The MRF is then 3-D, with the spacing of the headers.
@@ -38,12 +40,24 @@ NIfTI, one map per label or label ids. The MRF is then 3-D, with the spacing of 
 
 REFINE_HELP = """Sharpen saved predictions with an MRF, and write label maps as PNG, of NIfTI volumes as .nii.gz.
 
+Where a labels.json gave the masks other ids than 0, 1, 2 ..., label maps are read and written with those ids.
+
 [bold]Examples[/bold]
 
 [cyan]deepmrf refine mrf --predictions predictions --images images -o refined[/cyan]: with what deepmrf fit learned.
 
 [cyan]deepmrf refine --preset dense-crf --predictions predictions --images images -o refined[/cyan]: no training.
 """
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """What is wrong with the input, without a traceback."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
 
 
 @contextmanager
@@ -115,7 +129,9 @@ def fit_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Learn an MRF for saved predictions."""
-    from deepmrf.fit import default_settings, fit, save_mrf
+    process.load_torch()
+    from deepmrf.devices import chosen_device
+    from deepmrf.fit import default_settings, fit, folder_for_mrf, save_mrf
 
     console = Console()
     given = {
@@ -127,7 +143,7 @@ def fit_command(
         "penalty_steps": penalty_steps,
         "contexts_steps": contexts_steps,
     }
-    try:
+    with _one_sentence():
         settings = replace(
             default_settings(images),
             kernel=kernel,  # type: ignore[arg-type]  # FitSettings checks it
@@ -137,17 +153,17 @@ def fit_command(
             device=device,
             **{name: value for name, value in given.items() if value is not None},
         )
+        chosen_device(device)
+        folder_for_mrf(out)  # before the work, which would be lost
         with _bar(console) as progress:
             report = fit(predictions, images, masks, settings, progress)
-    except (OSError, ValueError, ImportError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
     for note in report.notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
     console.print(f"Predictions were read as {report.kind}.")
     console.print(_table(report))
     console.print(report.verdict, soft_wrap=True)
-    console.print(f"Wrote {save_mrf(report, out)} ({report.kept}).", soft_wrap=True)
+    with _one_sentence():
+        console.print(f"Wrote {save_mrf(report, out)} ({report.kept}).", soft_wrap=True)
 
 
 def refine_command(
@@ -162,20 +178,22 @@ def refine_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Sharpen saved predictions with an MRF."""
-    import json
-
-    from deepmrf.data.labels import LabelSet
-    from deepmrf.refine import open_mrf, open_preset, refine
+    process.load_torch()
+    from deepmrf.devices import chosen_device
+    from deepmrf.fit import load_coding
+    from deepmrf.refine import open_mrf, open_preset, read_label_file, refine
 
     console = Console()
-    if (mrf is None) == (not preset):
-        typer.echo("Give either a folder that deepmrf fit wrote, or --preset dense-crf.", err=True)
-        raise typer.Exit(2)
-    try:
+    with _one_sentence():
+        if (mrf is None) == (not preset):
+            raise ValueError("Give either a folder that deepmrf fit wrote, or --preset dense-crf.")
+        if mrf is not None and labels is not None:
+            raise ValueError(f"--labels is for a preset, and {mrf} has labels of its own: leave --labels out.")
+        chosen_device(device)
         if mrf is not None:
-            model, known = open_mrf(mrf)
+            (model, known), coding = open_mrf(mrf), load_coding(mrf)
         else:
-            given = None if labels is None else LabelSet.from_dict(json.loads(labels.read_text()))
+            given, coding = (None, None) if labels is None else read_label_file(labels)
             model, known = open_preset(preset, predictions, images, given)
         with _bar(console) as progress:
             report = refine(
@@ -188,17 +206,13 @@ def refine_command(
                 overwrite=overwrite,
                 device=device,
                 progress=lambda done, whole: progress("refining", done, whole),
+                coding=coding,
             )
-    except (OSError, ValueError, ImportError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
     for line in (*report.notes, *(f"{stem}: {why}" for stem, why in report.failed)):
         console.print(line, style="yellow", markup=False, soft_wrap=True)
     counts = f"{len(report.done)} refined, {len(report.skipped)} there already, {len(report.failed)} failed"
     kinds = f" Predictions were read as {'; '.join(report.kinds)}." if report.kinds else ""
-    console.print(f"{counts}: {out}.{kinds}", soft_wrap=True)
+    ids = "" if coding is None else f" Label maps hold the ids of the masks: {', '.join(map(str, coding.ids))}."
+    console.print(f"{counts}: {out}.{kinds}{ids}", soft_wrap=True)
     if report.failed:
         raise typer.Exit(1)
-
-
-# ---- to here

@@ -131,8 +131,11 @@ def _usual_suffix(items: list[Item]) -> str:
 def read_labels(top: Path) -> tuple[LabelSet, NDArray[np.int16], dict[Colour, int] | None]:
     """The labels of a folder, the table from ids in its masks to them, and colours that stand for labels, if any."""
     path = top / "labels.json"
-    if not path.is_file():
-        return (*_inferred(top), None)
+    return labels_file(path) if path.is_file() else (*_inferred(top), None)
+
+
+def labels_file(path: Path) -> tuple[LabelSet, NDArray[np.int16], dict[Colour, int] | None]:
+    """The same from the file itself."""
     try:
         values = json.loads(path.read_text(encoding="utf-8-sig"))
         if not isinstance(values, dict):

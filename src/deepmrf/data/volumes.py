@@ -69,7 +69,7 @@ def _nibabel() -> Any:
         import nibabel
     except ImportError:
         raise ImportError(
-            "Reading and writing NIfTI volumes needs nibabel; install it with: pip install 'deepmrf[volumes]'"
+            "Reading and writing NIfTI volumes needs nibabel; install it with: pip install nibabel"
         ) from None
     return nibabel
 

@@ -22,10 +22,7 @@ def check_packages() -> None:
     """Say what to install where a package is missing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise ImportError(
-            f"Exporting to ONNX needs {' and '.join(missing)}: install what is missing with "
-            'pip install "deepmrf[export]".'
-        )
+        raise ImportError(f"Exporting to ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)}.")
 
 
 def write_onnx(model: DeepParsingNetwork, path: Path) -> None:

@@ -64,15 +64,28 @@ def check_image(image: Tensor | None, like: Tensor, features: int, dims: int) ->
     return image
 
 
-def check_finite(name: str, maps: Tensor) -> None:
-    """No NaN in `maps`. Looks only on the CPU: on an accelerator it would wait for the device at every call."""
+def check_finite(name: str, maps: Tensor, either_way: bool = False) -> None:
+    """No NaN and no +inf in `maps`, nor -inf if `either_way`.
+
+    Looks only on the CPU: on an accelerator it would wait for the device at every call.
+    """
     if torch.compiler.is_compiling() or maps.device.type != "cpu":
         return
     # One pass without a temporary; log-probabilities of -inf are fine, they mean "impossible".
     wide = torch.float32 if maps.dtype in (torch.float16, torch.bfloat16) else maps.dtype
     total = float(maps.detach().sum(dtype=wide))
-    if math.isnan(total) or total == math.inf:
-        raise ValueError(f"{name} holds NaN (or +inf): look for a division by zero or an overflow before this layer.")
+    if math.isnan(total) or total == math.inf or (either_way and total == -math.inf):
+        sign = "" if either_way else "+"
+        raise ValueError(
+            f"{name} holds NaN (or {sign}inf): look for a division by zero or an overflow before this layer."
+        )
+
+
+def check_iterations(value: int) -> int:
+    """`value`, how often a step is repeated."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"iterations={value!r} must be at least 1: the paper uses one.")
+    return value
 
 
 def check_temperature(value: float) -> float:

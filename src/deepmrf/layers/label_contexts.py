@@ -110,6 +110,8 @@ class LabelContexts(nn.Module):
             made.first.copy_(first)
             made.second.copy_(second)
         made.bias.copy_(self.bias)
+        for name, parameter in made.named_parameters():
+            parameter.requires_grad_((self.bias if name == "bias" else self.weight).requires_grad)
         return made
 
     def forward(self, t: Tensor, links: Links | None = None) -> Tensor:

@@ -21,7 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf.flow import Flow
-from deepmrf.layers.inputs import check_finite, check_image, check_maps, check_real, check_temperature
+from deepmrf.layers.inputs import (
+    check_finite,
+    check_image,
+    check_iterations,
+    check_maps,
+    check_real,
+    check_temperature,
+)
 from deepmrf.layers.label_contexts import QUIET, LabelContexts
 from deepmrf.layers.linking import Links
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty
@@ -74,18 +81,16 @@ class MeanField(nn.Module):
         super().__init__()
         if isinstance(labels, bool) or not isinstance(labels, int) or labels < 1:
             raise ValueError(f"labels={labels!r} must be how many labels there are, at least 1.")
-        if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-            raise ValueError(f"iterations={iterations!r} must be at least 1: the paper uses one.")
         if unary not in ("softmax", "sigmoid"):
             raise ValueError(f"unary={unary!r} is unknown: choose 'softmax' or 'sigmoid'.")
-        self.labels, self.dims, self.iterations, self.unary = labels, dims, iterations, unary
+        self.labels, self.dims, self.unary = labels, dims, unary
         self.settings: dict[str, Any] = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in locals().items()
             if name not in ("self", "__class__")
         }
         """The constructor's arguments, as plain JSON."""
-        self.temperature = temperature
+        self.iterations, self.temperature = iterations, temperature
         self.triple_penalty = TriplePenalty(
             window,
             dims=dims,
@@ -107,6 +112,15 @@ class MeanField(nn.Module):
             self.label_contexts.reset_parameters(QUIET / self.triple_penalty.largest)
         else:
             nn.init.zeros_(self.triple_penalty.scale)  # t goes straight to the sum, and must start at nothing
+
+    @property
+    def iterations(self) -> int:
+        """How often the step is repeated; may be set at any time."""
+        return int(self.settings["iterations"])
+
+    @iterations.setter
+    def iterations(self, value: int) -> None:
+        self.settings["iterations"] = check_iterations(value)
 
     @property
     def temperature(self) -> float:
@@ -133,6 +147,8 @@ class MeanField(nn.Module):
         check_real("log_p", log_p)
         check_image(image if self.triple_penalty.features else None, log_p, self.triple_penalty.features, self.dims)
         check_finite("log_p", log_p)
+        if image is not None and self.triple_penalty.features and image.is_floating_point():
+            check_finite("image", image, either_way=True)
         if flow is not None:
             self._check_flow(flow, log_p)
         with torch.autocast(log_p.device.type, enabled=False):  # the sums lose too much in half precision
@@ -223,6 +239,9 @@ class MeanField(nn.Module):
             made.label_contexts.weight.zero_()
             made.label_contexts.weight[:, :, context_frames // 2] = contexts.weight
             made.label_contexts.bias.copy_(contexts.bias)
+        learned = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
+        for name, parameter in made.named_parameters():
+            parameter.requires_grad_(learned.get(name, old.scale.requires_grad))  # the frames' own follow the scale
         return made
 
     def compress(self, rank: int | None = None, stride: int = 1) -> MeanField:

@@ -112,7 +112,7 @@ def import_av() -> Any:
     try:
         return importlib.import_module("av")
     except ImportError:
-        raise ImportError("Video files are read and written with PyAV: pip install 'deepmrf[video]'.") from None
+        raise ImportError("Video files are read and written with PyAV: pip install av.") from None
 
 
 class VideoFile(Source):
@@ -297,7 +297,7 @@ class Camera(Source):
         try:
             cv2: Any = importlib.import_module("cv2")
         except ImportError:
-            raise ImportError("Cameras are read with OpenCV: pip install 'deepmrf[video]'.") from None
+            raise ImportError("Cameras are read with OpenCV: pip install opencv-python-headless.") from None
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # one sentence is enough, below
         self.name, self.stem, self._since = name, f"camera{number}", time.time_ns()
         self._capture = cv2.VideoCapture(int(number))
