@@ -43,6 +43,13 @@ def test_the_folder_of_a_run_will_do(run, tmp_path):
     assert a == b
 
 
+def test_a_folder_goes_before_a_bundled_model_of_its_name(run, monkeypatch):
+    monkeypatch.chdir(run)
+    (run / "model").rename(run / "street")
+    for name in ("./street", "street"):
+        assert type_in("evaluate", name, "--data", DATA).exit_code == 0, "the bundled one knows other labels"
+
+
 def test_damaged_models_are_named(run):
     weights, config = run / "model" / "model.safetensors", run / "model" / "config.json"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -107,9 +107,24 @@ def test_files_of_others_are_not_replaced(segmenter, name):
     assert [one.path.name for one in report.done] == ["y.jpg"]
     [(path, why)] = report.failed
     assert path == Path("in/x.jpg")
-    assert why == f"out/{name} is there, and no result of deepmrf: --overwrite replaces it."
+    assert why == f"out/{name} is there, and not written by deepmrf predict: --overwrite replaces it."
     assert Path("out", name).read_bytes() == before
     assert len(do(segmenter, "in", probabilities=True, overwrite=True).done) == 2
+
+
+def test_files_of_others_beside_a_result_are_not_replaced(segmenter):
+    draw("x.jpg")
+    do(segmenter, "x.jpg", overlay=False)
+    np.savez_compressed("out/x.npz", probabilities=np.zeros((2, 3, 4)))
+    [(_, why)] = do(segmenter, "x.jpg", overlay=False, probabilities=True).failed
+    assert why.startswith("out/x.npz is there, and not written by deepmrf predict")
+    do(segmenter, "x.jpg", overlay=False, probabilities=True, overwrite=True)
+    with np.load("out/x.npz") as made:
+        np.testing.assert_allclose(
+            made["probabilities"], segmenter("x.jpg", probabilities=True).probabilities, atol=1e-3
+        )
+    draw("out/x_overlay.jpg")
+    assert len(do(segmenter, "x.jpg", probabilities=True).failed) == 1
 
 
 def test_what_a_crash_left_is_replaced(segmenter):

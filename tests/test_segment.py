@@ -363,6 +363,10 @@ def test_a_result_keeps_its_image(model_folder, image):
     before = image.copy()
     image[:] = 0
     np.testing.assert_array_equal(found.image, before)
+    tensor = torch.from_numpy(before.copy())
+    found = load(model_folder, device="cpu")(tensor.permute(2, 0, 1))
+    tensor.zero_()
+    np.testing.assert_array_equal(found.image, before)
 
 
 def test_enlarged_images_are_tiled_sooner(model_folder, monkeypatch):
@@ -383,6 +387,7 @@ def test_floats_a_little_beyond_and_other_byte_orders(image):
     np.testing.assert_array_equal(as_image(floats), expected)
     wide = image.astype(">u2") << 8
     np.testing.assert_array_equal(as_image(wide), image)
+    np.testing.assert_array_equal(as_image(image.astype(np.uint16)), image)  # bytes all the same
 
 
 def test_bytes_in_a_wider_picture(image):

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 FIELD = "deepmrf"
-"""The text field of label maps, and the comment of overlays."""
+"""The text field of label maps, and the comment of overlays and archives."""
 OVERLAY = "_overlay.jpg"
 """How the name of an overlay ends."""
 _HEAD = 16384
@@ -77,15 +77,17 @@ def is_result(path: Path) -> bool:
 
 
 def foreign(labels: Path, companions: list[Path]) -> Path | None:
-    """The first of these files that is there and was not written by us; what lies beside our label map is ours.
+    """The first of these files that is there and was not written by us; what our label map names is ours.
 
     Empty files are nobody's: a crash may leave them.
     """
-    if _holds(labels):
-        return None if is_label_map(labels) else labels
+    if _holds(labels) and not is_label_map(labels):
+        return labels
+    known = read_note(labels)
+    named = () if known is None else known[0].beside
     for path in companions:
-        known = _is_overlay if path.name.endswith(OVERLAY) else _is_probabilities
-        if _holds(path) and not known(path):
+        kind, ours = ("overlay", _is_overlay) if path.name.endswith(OVERLAY) else ("probabilities", _is_probabilities)
+        if kind not in named and _holds(path) and not ours(path):
             return path
     return None
 
@@ -102,5 +104,5 @@ def _is_overlay(path: Path) -> bool:
 
 def _is_probabilities(path: Path) -> bool:
     with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as file:
-        return file.namelist() == ["probabilities.npy"]
+        return file.comment == FIELD.encode()
     return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -156,8 +157,10 @@ class Segmentation:
         elif self.probabilities is None:
             raise ValueError("The probabilities were not kept: call the segmenter with probabilities=True.")
         else:
-            with whole(target) as file:
-                np.savez_compressed(file, probabilities=self.probabilities.astype(np.float16))
+            with whole(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.comment = FIELD.encode()
+                with archive.open("probabilities.npy", "w", force_zip64=True) as part:
+                    np.lib.format.write_array(part, self.probabilities.astype(np.float16))
         return target
 
     def save_labels(self, path: Path, note: str = "") -> None:

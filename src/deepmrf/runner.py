@@ -168,7 +168,7 @@ class _Line:
             return self._tell(picture.path)
         try:
             if not options.overwrite and (other := foreign(files.labels, files.all()[1:])) is not None:
-                raise ValueError(f"{other} is there, and no result of deepmrf: --overwrite replaces it.")
+                raise ValueError(f"{other} is there, and not written by deepmrf predict: --overwrite replaces it.")
             height, width, animated = image_size(picture.path, self.segmenter.max_pixels)
             key = image_key(picture.path)
         except (OSError, ValueError) as why:

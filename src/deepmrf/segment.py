@@ -148,7 +148,7 @@ class Segmenter:
 
         probabilities: keep those of every label, (L, H, W); None keeps them for images that are not shrunk or tiled.
         """
-        own = image.copy() if isinstance(image, np.ndarray) else image  # the result keeps it
+        own = image.copy() if isinstance(image, np.ndarray) else image.clone() if isinstance(image, Tensor) else image
         return self.batch([own], probabilities=probabilities)[0]
 
     def batch(self, images: Sequence[Any], *, probabilities: bool | None = None) -> list[Segmentation]:

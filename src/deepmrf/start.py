@@ -17,7 +17,7 @@ from deepmrf.checkpoint import check_place
 from deepmrf.data import open_data
 from deepmrf.data.dataset import Dataset
 from deepmrf.dpn import DeepParsingNetwork
-from deepmrf.models import open_model
+from deepmrf.models import from_folder, open_model
 from deepmrf.recipe import Recipe, RecipeError, from_dict
 
 STATE, METRICS, RESOLVED = "state.safetensors", "metrics.json", "recipe.json"
@@ -91,7 +91,8 @@ def _new(recipe: Recipe, data: Dataset, said: Callable[[str], None]) -> DeepPars
             raise RecipeError(f"unary.imagenet: there is no file {path}; set it, or leave it empty to start at random.")
         said(str(model.unary.load_imagenet(path)))  # type: ignore[operator]
     if recipe.unary.start:
-        start = open_model(recipe.unary.start)
+        place = Path(recipe.unary.start)
+        start = from_folder(place) if place.is_dir() else open_model(recipe.unary.start)
         fitting = {
             name: value
             for name, value in start.unary.state_dict().items()

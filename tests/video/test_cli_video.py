@@ -162,9 +162,14 @@ def test_matroska_files_that_break_off(type_in, film):
         assert json.loads(Path("found.json").read_text())["videos"][0]["complete"] is False
 
 
-@pytest.mark.parametrize("times", [range(50, 70), range(0, 40, 2)], ids=["late", "slow"])
+@pytest.mark.parametrize(
+    "times",
+    [range(50, 70), range(0, 40, 2), range(0, 500, 25), [*range(12), *range(36, 236, 25)]],
+    ids=["late", "slow", "slides", "mixed"],
+)
 def test_matroska_files_that_are_whole(type_in, film, pictures, times):
     film("drive.mkv", pictures(20, (32, 48)), times, codec="libx264")
+    assert len(times) == 20
     assert "cut off" not in type_in("drive.mkv", "-o", "out.mp4")
 
 
@@ -258,3 +263,15 @@ def test_ctrl_c_as_a_user_presses_it(tmp_path, film, pictures, seen, heard, mode
         packets = heard(tmp_path / "segmented/drive_overlay.mp4")
         assert packets == heard(tmp_path / "drive.mov")[: len(packets)]
         assert packets[-1][0] <= times[-1] + Fraction(1, 25)
+
+
+def test_a_missing_video_is_called_missing(type_in):
+    assert "gone.mp4 is missing" in type_in("gone.mp4", "--labels", "maps", code=1)
+
+
+def test_overlays_are_no_videos_to_segment(type_in, film):
+    film("drive.mov")
+    type_in("drive.mov", "-o", ".")
+    text = type_in("drive.mov", "drive_overlay.mp4", "-o", ".")  # as the shell expands a pattern
+    assert "drive_overlay.mp4 is there already" in text
+    assert sorted(path.name for path in Path().glob("*.m*")) == ["drive.mov", "drive_overlay.mp4"]

@@ -101,22 +101,31 @@ def test_what_was_interrupted_is_done_again(type_in, film, pictures, seen, monke
     assert len(seen(out)[0]) == 9
 
 
-def test_a_limit_on_frames_that_is_lifted(type_in, film, pictures):
+def test_a_limit_on_frames_that_is_lifted(type_in, film, pictures, seen):
     film("drive.mkv", pictures(9, (32, 48)), codec="libx264")
     type_in("drive.mkv", "-o", "out.mp4", "--max-frames", "8")
     assert "is there already" in type_in("drive.mkv", "-o", "out.mp4", "--max-frames", "8")
     assert "(9 frames)" in type_in("drive.mkv", "-o", "out.mp4")
     assert "is there already" in type_in("drive.mkv", "-o", "out.mp4", "--max-frames", "8")
-    text = type_in("drive.mkv", "-o", "out.mp4", "--max-frames", "8", "--labels", "maps", code=1)
-    assert "out.mp4 is there and would lose frames: choose another --out, or --overwrite shortens it." in text
+    assert "Wrote 8 label maps in maps." in type_in(
+        "drive.mkv", "-o", "out.mp4", "--max-frames", "8", "--labels", "maps"
+    )
+    assert len(seen("out.mp4")[0]) == 9
 
 
 def test_what_was_not_asked_for_before_is_done(type_in, film):
     film("drive.mov")
     type_in("drive.mov", "-o", "out.mp4")
     words = ("drive.mov", "-o", "out.mp4", "--labels", "maps", "--json", "found.json")
-    assert "Wrote out.mp4 (6 frames) and 6 label maps in maps." in type_in(*words)
-    assert json.loads(Path("found.json").read_text())["videos"][0]["frames"] == 6
+    before = Path("out.mp4").read_bytes()
+    assert "Wrote 6 label maps in maps." in type_in(*words)
+    assert Path("out.mp4").read_bytes() == before, "a whole one is not put at risk"
+    [entry] = json.loads(Path("found.json").read_text())["videos"]
+    assert (entry["frames"], entry["overlay"], entry["labels"]) == (6, "out.mp4", "maps")
+    text = type_in("drive.mov", "-o", "out.mp4", "--consistency")
+    assert "Temporal consistency: " in text
+    assert "The overlay is there already." in text
+    assert Path("out.mp4").read_bytes() == before
     assert "is there already" in type_in(*words)
     assert json.loads(Path("found.json").read_text())["videos"] == [
         {"video": "drive.mov", "overlay": "out.mp4", "labels": "maps", "there_already": True}

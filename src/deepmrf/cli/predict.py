@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +103,7 @@ def predict_command(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Also write NAME.npz: every label's probability, float16.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Do again what is done already.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Do again what is done; replace other files.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Look into folders of folders.")] = False,
     summary: Annotated[Path | None, typer.Option("--json", help="Write what was found, file by file, as JSON.")] = None,
     max_pixels: Annotated[
@@ -182,7 +182,7 @@ def _without_videos(
     """The inputs that are no videos; those that are, are done here: their part of --json, and the exit code."""
     inputs = video.expanded(inputs)
     videos = [text for text in inputs if video.is_video(text, out, options)]
-    video.check(videos, out, options)
+    video.check(videos, out, options, [text for text in inputs if text not in videos])
     entries: list[dict[str, Any]] = []
     code = 0
     for text in videos:
@@ -296,9 +296,12 @@ def _table(report: Report) -> Table:
 
 def _check_json(path: Path) -> None:
     """Before the work: can the file be written?"""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.is_dir():
         raise ValueError(f"--json {path} cannot be written: name a file, such as {path / 'found.json'}.")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--json {path} cannot be written, as {path.parent} is no folder for it: choose another one.")
 
 
 def _write_json(report: Report, path: Path, models: Sequence[str], videos: Sequence[dict[str, Any]]) -> None:

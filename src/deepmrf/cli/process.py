@@ -34,13 +34,14 @@ def keep_memory() -> bool:
 
 def load_torch() -> None:
     """Import PyTorch: two seconds in which Ctrl-C ends the process, as half a module would go on wrongly."""
-    if "torch" in sys.modules or threading.current_thread() is not threading.main_thread():
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as in background jobs
+    if "torch" in sys.modules or not usual or threading.current_thread() is not threading.main_thread():
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         import torch  # noqa: F401
     finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def speak_any_encoding() -> None:

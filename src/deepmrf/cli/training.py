@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import os
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -77,7 +79,8 @@ def train(
         overrides[key.strip()] = value.strip()
     folder = out or Path("runs") / recipe.stem
     repeated = [word for setting in settings or [] for word in ("--set", setting)]
-    again = shlex.join(["deepmrf", "train", str(recipe), "-o", str(folder), "--resume", *repeated])
+    words = ["deepmrf", "train", str(recipe), "-o", str(folder), "--resume", *repeated]
+    again = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
     try:
         loaded = recipes.load(recipe, overrides)
         scores = _watched(loaded, folder, resume)
@@ -141,7 +144,7 @@ def evaluate(
     from deepmrf.data import open_data
     from deepmrf.devices import chosen_device
     from deepmrf.evaluate import evaluate as measure
-    from deepmrf.models import open_model
+    from deepmrf.models import from_folder, open_model
     from deepmrf.predict import averaged, mirrored, predictor, scaled
 
     # "--scales 0.75 1 1.25" leaves its further numbers among the models: no folder has such a name.
@@ -152,7 +155,8 @@ def evaluate(
         if out is not None:  # before minutes are spent
             check_place(out, "the scores")
         place = chosen_device(device)
-        loaded = [open_model(model).to(place) for model in models]
+        # A path has lost its "./": a folder goes before a bundled model of its name.
+        loaded = [(from_folder(model) if model.is_dir() else open_model(model)).to(place) for model in models]
         images = open_data(data, split)
         for folder, model in zip(models, loaded, strict=True):
             if model.labels.names != images.labels.names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,11 +70,8 @@ def expanded(inputs: list[str]) -> list[str]:
     made: list[str] = []
     for text in inputs:
         matches = [] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
-        if any(match.lower().endswith(VIDEOS) for match in matches):
-            made += [match for match in matches if not _is_overlay(match)] or matches
-        else:
-            made.append(text)
-    return made
+        made += matches if any(match.lower().endswith(VIDEOS) for match in matches) else [text]
+    return [text for text in made if not _is_overlay(text)] or made
 
 
 def _is_overlay(text: str) -> bool:
@@ -93,9 +90,9 @@ def is_video(text: str, out: Path, options: VideoOptions) -> bool:
     return text.startswith(CAMERA) or (text.lower().endswith(VIDEOS) and path.is_file())
 
 
-def check(videos: list[str], out: Path, options: VideoOptions) -> None:
-    """Is there something to write, and has each video a name of its own for it?"""
-    if options.labels is not None and not videos:
+def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[str] = ()) -> None:
+    """Is there something to write, and has each video a name of its own for it? others: inputs that are no videos."""
+    if options.labels is not None and not videos and all(os.path.lexists(text) for text in others):
         raise ValueError("--labels is for videos: the label maps of images are written into --out.")
     if options.flow not in ("dis", "none"):
         raise ValueError(f"--flow {options.flow} is unknown: choose dis or none.")
@@ -107,7 +104,7 @@ def check(videos: list[str], out: Path, options: VideoOptions) -> None:
         raise ValueError(f"{options.labels} would get the label maps of {len(videos)} videos: give them in turn.")
     if len(videos) > 1 and out.suffix.lower() in VIDEOS:
         raise ValueError(f"{out} is one video, but {len(videos)} were given: give a folder for them with --out.")
-    if options.labels is not None:
+    if options.labels is not None and videos:
         from deepmrf.video.recording import check_folder
 
         check_folder(options.labels, Path(videos[0]))
@@ -136,7 +133,8 @@ def predict_video(
         source = open_source(path, options.fps, segmenter.max_pixels)
         target = _target(source, out) if options.overlay else None
         flow: Any = None if options.flow == "none" else "dis"
-        if target is not None and not overwrite and _is_there(target, segmenter, source, options, flow):
+        there = "" if target is None or overwrite else _is_there(target, segmenter, source, options, flow)
+        if there == "all":
             _say(console, f"{target} is there already: --overwrite does it again.")
             if entries is not None:
                 labels = None if options.labels is None else str(options.labels)
@@ -146,7 +144,7 @@ def predict_video(
             made = record(
                 segmenter,
                 source,
-                target,
+                None if there else target,  # a whole one would be lost if this run were stopped
                 labels=options.labels,
                 flow=flow,
                 consistency=options.consistency,
@@ -158,7 +156,7 @@ def predict_video(
         _say(console, str(why).splitlines()[0], "yellow")
         return 1
     if entries is not None:
-        entries.append(_entry(source, made))
+        entries.append(_entry(source, made) | {"overlay": None if target is None else str(target)})
     return _report(source, made, console)
 
 
@@ -173,26 +171,25 @@ def _target(source: Source, out: Path) -> Path:
     return path
 
 
-def _is_there(path: Path, segmenter: Segmenter, source: Source, options: VideoOptions, flow: Any) -> bool:
-    """Is all that is wanted of this very video done? Other files are not touched; one that was cut short is."""
+def _is_there(path: Path, segmenter: Segmenter, source: Source, options: VideoOptions, flow: Any) -> str:
+    """What is done of this very video: "all" that is wanted, its "overlay", or "" where that is to be written.
+
+    Other files are not touched; one that was cut short is.
+    """
     from deepmrf.video.recording import earlier, maps_there, note_of
 
     if not path.exists() or not path.stat().st_size:
-        return False
+        return ""
     note = note_of(segmenter, source, flow)
     made, limit = earlier(path, note), options.max_frames
     if made is None:
         other = f"{path} is there, and not of this video by this model with these settings"
         raise ValueError(f"{other}: --overwrite replaces it.")
     if not made.whole and (limit is None or made.frames < limit):
-        return False
+        return ""
     wanted = made.frames if limit is None else min(made.frames, limit)
     mapped = options.labels is None or maps_there(options.labels, note) >= wanted
-    if mapped and not options.consistency:
-        return True
-    if wanted < made.frames:
-        raise ValueError(f"{path} is there and would lose frames: choose another --out, or --overwrite shortens it.")
-    return False
+    return "all" if mapped and not options.consistency else "overlay"
 
 
 @contextmanager
@@ -231,17 +228,18 @@ def _report(source: Source, made: Recording, console: Console) -> int:
         _say(console, text, "yellow")
     if made.silent:
         _say(console, f"{source.name}: {made.silent}; the video is silent (.mkv holds every kind).", "yellow")
-    held = f"{made.path or made.labels} holds {_count(made.frames, 'frame')}"
+    place = made.path or made.labels
+    held = f"{place} holds {_count(made.frames, 'frame')}" if made.frames and place else "nothing was written"
     if made.interrupted:
-        _say(console, f"Interrupted: {held if made.frames else 'nothing was written'}.")
+        _say(console, f"Interrupted: {held}.")
         return 130
     if made.failed:
-        _say(console, f"{made.failed.rstrip('.')}; {held if made.frames else 'nothing was written'}.", "yellow")
+        _say(console, f"{made.failed.rstrip('.')}; {held}.", "yellow")
         return 1
     maps = f"{_count(made.frames, 'label map')} in {made.labels}"
     video = f"{made.path} ({_count(made.frames, 'frame')})"
     parts = [video] * (made.path is not None) + [maps] * (made.labels is not None)
-    _say(console, f"Wrote {' and '.join(parts)}.")
+    _say(console, f"Wrote {' and '.join(parts)}." if parts else "The overlay is there already.")
     return 0
 
 

@@ -57,7 +57,7 @@ def _from_array(array: NDArray[Any], what: str) -> Bytes:
     elif array.dtype == np.uint8:
         made = array
     elif array.dtype.kind == "u" and array.dtype.itemsize == 2:
-        made = (array >> 8).astype(np.uint8)
+        made = (array >> (8 if array.max() > 255 else 0)).astype(np.uint8)  # as in files
     elif array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())
         if not (low >= -SLACK and high <= 1 + SLACK):

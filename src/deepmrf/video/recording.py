@@ -40,7 +40,7 @@ SLACK = 1
 """Frames that a whole file may have less than it says: AVI counts an empty one."""
 
 HOLE, SHARE = 5, 0.1
-"""Frames in a row, and which share of all, that are missed where a file's length is known from its duration alone."""
+"""Frames, and which share of all, that are missed at the end where a length is known from the duration alone."""
 
 Progress = Callable[[int, int | None], None]
 """Told (frames written, frames in all as far as one knows)."""
@@ -109,7 +109,7 @@ def record(
     Other options: see segment_video. Ctrl-C and errors after the first frame are told in the result, not raised.
     """
     path, folder = (None if one is None else Path(one) for one in (out, labels))
-    if path is None and folder is None:
+    if path is None and folder is None and not consistency:
         raise ValueError("There is nothing to write: give a video file, a folder for label maps, or both.")
     if path is not None:
         encoder_for(path)
@@ -252,7 +252,6 @@ def _missing(stream: Stream, sink: _Sink, made: Recording) -> int:
     if stream.source.counted:
         return missing if missing > SLACK else 0
     least = max(HOLE, int(SHARE * stream.length))
-    # Without a hole in the times, it is the frame rate that was estimated too high.
     return missing if missing > least and sink.lost(stream.length) > least else 0
 
 
@@ -263,7 +262,7 @@ class _Sink:
         self.made, self.source, self.note, self.overwrite, self.clock = made, source, note, overwrite, Clock()
         self.writer: Writer | None = None
         self.first = self.last = Fraction(0)
-        self.holes = 0
+        self.longest = 0
 
     def take(self, seen: Seen) -> None:
         found, made = seen.found, self.made
@@ -282,18 +281,21 @@ class _Sink:
         made.shown += pixels > 0
         if not made.frames:
             self.first = self.last = seen.frame.time
-        self.holes += self._hole(seen.frame.time)
+        self.longest = max(self.longest, self._gap(seen.frame.time))
         self.last = seen.frame.time
         made.frames += 1
 
-    def _hole(self, until: Fraction) -> int:
-        """Frames that would fit between the last one and a time, if they are more than a few."""
-        gap = int((until - self.last) * self.source.rate) - 1
-        return gap if gap > HOLE else 0
+    def _gap(self, until: Fraction) -> int:
+        """Frames that would fit between the last one and a time."""
+        return int((until - self.last) * self.source.rate) - 1
 
     def lost(self, length: int) -> int:
-        """Frames that the holes between frames would hold, and the one before the end of a source of that length."""
-        return self.holes + self._hole(self.first + length / self.source.rate)
+        """Frames that would fit before the end of a source of that length; none if as much lies between others.
+
+        Where frames are far apart, as in a slide show, the rate was estimated too high.
+        """
+        gap = self._gap(self.first + length / self.source.rate)
+        return gap if gap > 2 * self.longest else 0
 
     def _begin(self, path: Path, size: tuple[int, ...]) -> Writer:
         source = self.source
