@@ -136,3 +136,15 @@ def model_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save(model.eval(), folder)
     return folder
+
+
+@pytest.fixture
+def untaught(tmp_path, monkeypatch, model_folder):
+    """An empty current folder, where "animals" is a model that has learned nothing."""
+    from deepmrf import models
+
+    monkeypatch.chdir(tmp_path)
+    bundled = tmp_path / ".bundled"
+    bundled.mkdir()
+    (bundled / "animals").symlink_to(model_folder, target_is_directory=True)
+    monkeypatch.setattr(models, "PRETRAINED", bundled)

@@ -17,7 +17,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import deepmrf
-from deepmrf import models
 from deepmrf.cli import app
 from deepmrf.cli import predict as cli_predict
 from deepmrf.data.labels import ANIMALS
@@ -27,13 +26,8 @@ pytestmark = pytest.mark.usefixtures("plain_torch")
 
 
 @pytest.fixture
-def type_in(tmp_path, monkeypatch, model_folder):
+def type_in(untaught):
     """type_in("predict", ...): in an empty folder, where "animals" is a model that has learned nothing."""
-    monkeypatch.chdir(tmp_path)
-    bundled = tmp_path / ".bundled"
-    bundled.mkdir()
-    (bundled / "animals").symlink_to(model_folder, target_is_directory=True)
-    monkeypatch.setattr(models, "PRETRAINED", bundled)
 
     def run(*words):
         result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})

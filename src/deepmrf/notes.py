@@ -62,11 +62,14 @@ def read_note(path: Path) -> tuple[Note, tuple[int, int]] | None:
     return None
 
 
-def is_label_map(path: Path) -> bool:
-    """Was this file written as a label map by a run of ours? By its first bytes alone: cheap for thousands of files."""
+def is_label_map(path: Path, note: str = "") -> bool:
+    """Was this file written as a label map by a run of ours, with a note that begins so?
+
+    By its first bytes alone: cheap for thousands of files.
+    """
     with suppress(OSError), open(path, "rb") as file:
         head = file.read(_HEAD)
-        return head.startswith(b"\x89PNG") and f"iTXt{FIELD}\0".encode() in head
+        return head.startswith(b"\x89PNG") and f"iTXt{FIELD}\0\0\0\0\0{note}".encode() in head
     return False
 
 
@@ -77,22 +80,20 @@ def is_result(path: Path) -> bool:
 
 
 def foreign(labels: Path, companions: list[Path]) -> Path | None:
-    """The first of these files that is there and was not written by us; what our label map names is ours.
-
-    Empty files are nobody's: a crash may leave them.
-    """
-    if _holds(labels) and not is_label_map(labels):
+    """The first of these files that is there and was not written by us; what our label map names is ours."""
+    if holds(labels) and not is_label_map(labels):
         return labels
     known = read_note(labels)
     named = () if known is None else known[0].beside
     for path in companions:
         kind, ours = ("overlay", _is_overlay) if path.name.endswith(OVERLAY) else ("probabilities", _is_probabilities)
-        if kind not in named and _holds(path) and not ours(path):
+        if kind not in named and holds(path) and not ours(path):
             return path
     return None
 
 
-def _holds(path: Path) -> bool:
+def holds(path: Path) -> bool:
+    """Is there something that could be lost? Empty files are nobody's: a crash may leave them."""
     return path.exists() and (not path.is_file() or path.stat().st_size > 0)
 
 

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 av = pytest.importorskip("av")
 
-from deepmrf import models  # noqa: E402
 from deepmrf.cli import app  # noqa: E402
 from deepmrf.dpn import load  # noqa: E402
 from deepmrf.segment import Segmenter  # noqa: E402
@@ -104,13 +103,8 @@ def segmenter(model_folder):
 
 
 @pytest.fixture
-def type_in(tmp_path, monkeypatch, model_folder):
+def type_in(untaught):
     """type_in("predict", ...): in the folder of the films, where "animals" is a model that has learned nothing."""
-    monkeypatch.chdir(tmp_path)
-    bundled = tmp_path / ".bundled"
-    bundled.mkdir()
-    (bundled / "animals").symlink_to(model_folder, target_is_directory=True)
-    monkeypatch.setattr(models, "PRETRAINED", bundled)
 
     def run(*words, code=0):
         result = CliRunner().invoke(app, ["predict", *words], env={"COLUMNS": "200", "TERM": "dumb"})

@@ -149,7 +149,7 @@ def predict_command(
         if summary is not None:
             _write_json(report, summary, model or ["animals"], videos)
     except (ValueError, OSError, TypeError) as error:
-        fail(_plain(str(error)))
+        fail(process.plain(str(error)))
     if inputs:
         _show(report, out, console)
     if code or report.failed or report.interrupted:
@@ -245,7 +245,7 @@ def _bar(console: Console, whole: int) -> Iterator[Callable[[int, int, Path], No
     timer.daemon = True
     timer.start()
     try:
-        yield lambda done, whole, path: progress.update(task, completed=done, description=_plain(path.name))
+        yield lambda done, whole, path: progress.update(task, completed=done, description=process.plain(path.name))
     finally:
         timer.cancel()
         timer.join()
@@ -254,7 +254,7 @@ def _bar(console: Console, whole: int) -> Iterator[Callable[[int, int, Path], No
 
 def _show(report: Report, out: Path, console: Console) -> None:
     def say(text: str, style: str = "") -> None:
-        console.print(_plain(text), style=style, markup=False, soft_wrap=True)
+        console.print(process.plain(text), style=style, markup=False, soft_wrap=True)
 
     if report.done or report.before:
         console.print(_table(report))
@@ -290,7 +290,7 @@ def _table(report: Report) -> Table:
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for found, images in report.summary():
         share = f"{100 * found.share:.1f}%" if found.share >= 0.0005 else "<0.1%"
-        table.add_row(Text(_plain(found.name)), share, f"{100 * found.confidence:.0f}%", *[str(images)] * many)
+        table.add_row(Text(process.plain(found.name)), share, f"{100 * found.confidence:.0f}%", *[str(images)] * many)
     return table
 
 
@@ -329,8 +329,3 @@ def _write_json(report: Report, path: Path, models: Sequence[str], videos: Seque
         "videos": list(videos),
     }
     write_text(path, json.dumps(facts, indent=1) + "\n")
-
-
-def _plain(text: str) -> str:
-    """Text that a terminal can show: names of files may hold line ends, escapes and bytes of no character."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

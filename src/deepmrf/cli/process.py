@@ -51,5 +51,10 @@ def speak_any_encoding() -> None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
+def plain(text: str) -> str:
+    """Text that a terminal can show: names of files may hold line ends, escapes and bytes of no character."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 keep_memory()
 speak_any_encoding()

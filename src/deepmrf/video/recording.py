@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.flow.estimation import Method
-from deepmrf.notes import FIELD
+from deepmrf.notes import holds, is_label_map
 from deepmrf.result import Found, summarise
 from deepmrf.segment import Segmenter
 from deepmrf.video.reading import FPS, FrameFolder, Source, import_av
@@ -32,9 +32,6 @@ from deepmrf.video.writing import Writer, encoder_for, is_sealed
 
 WAITING = 4
 """Frames that wait to be written."""
-
-_HEAD = 16384
-"""Bytes of a label map in which its note lies."""
 
 SLACK = 1
 """Frames that a whole file may have less than it says: AVI counts an empty one."""
@@ -184,7 +181,7 @@ def _comments(file: Any) -> list[str]:
 
 def maps_there(folder: Path, note: str) -> int:
     """How many label maps with this note a folder holds."""
-    return sum(_has_note(path, note) for path in folder.glob("*.png"))
+    return sum(is_label_map(path, note) for path in folder.glob("*.png"))
 
 
 def check_folder(labels: Path, frames: Path) -> None:
@@ -215,18 +212,11 @@ def _is_number(stem: str, below: int | None) -> bool:
 
 
 def _check_map(path: Path, note: str) -> None:
-    """May this label map be written? Empty files are nobody's: a crash may leave them."""
-    if path.exists() and (not path.is_file() or path.stat().st_size) and not _has_note(path, note):
+    """May this label map be written?"""
+    if holds(path) and not is_label_map(path, note):
         raise ValueError(
             f"{path} is there, and not of this video by this model with these settings: --overwrite replaces it."
         )
-
-
-def _has_note(path: Path, note: str) -> bool:
-    """By the first bytes alone: cheap for thousands of files."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return f"iTXt{FIELD}\0\0\0\0\0{note}".encode() in file.read(_HEAD)
-    return False
 
 
 def _finish(stream: Stream, behind: Behind[Seen], sink: _Sink, made: Recording) -> None:
