@@ -23,9 +23,9 @@ from PIL import Image
 
 from deepmrf import figures
 from deepmrf.data.files import read_image
-from deepmrf.dpn import DeepParsingNetwork
-from deepmrf.models import open_model
-from deepmrf.predict import mirrored, predictor, scaled
+from deepmrf.models.names import open_model
+from deepmrf.models.parsing_network import DeepParsingNetwork
+from deepmrf.predict.scales import mirrored, predictor, scaled
 
 LARGEST = 640
 """Pictures with a longer side than this are reduced: a page is for looking."""

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 import deepmrf
 from deepmrf.data import open_data
 from deepmrf.data.transforms import Augment
-from deepmrf.dpn import load
 from deepmrf.layers import MeanField
-from deepmrf.loss import cross_entropy, lovasz
-from deepmrf.recipe import Stage
-from deepmrf.stages import rate_at
+from deepmrf.models.parsing_network import load
+from deepmrf.training.loss import cross_entropy, lovasz
+from deepmrf.training.recipe import Stage
+from deepmrf.training.stages import rate_at
 
 BASE: dict[str, Any] = {"kernel": "gaussian", "gate": False, "window": 51, "contexts": 5, "context_size": 9}
 

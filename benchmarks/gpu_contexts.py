@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.ops import contexts
-from deepmrf.ops import contexts_triton as ct
+from deepmrf.ops.contexts import gpu as ct
 
 # batch, labels, size, K, window
 CASES: list[tuple[int, int, tuple[int, int], int, tuple[int, int]]] = [

@@ -25,7 +25,9 @@ import torch
 import torch.utils.deterministic
 from torch import Tensor
 
-from deepmrf.ops import distance, distance_penalty, distance_triton, gaussian, gaussian_penalty, gaussian_triton
+from deepmrf.ops import distance, distance_penalty, gaussian, gaussian_penalty
+from deepmrf.ops.distance import gpu as distance_triton
+from deepmrf.ops.gaussian import gpu as gaussian_triton
 
 BUDGET = 110.0
 """Seconds after which no further variant starts."""

@@ -31,12 +31,12 @@ from torch.nn import functional
 from deepmrf.data.dataset import lookup_table
 from deepmrf.data.files import VOID
 from deepmrf.data.volumes import read_volume, read_volume_mask, stem, volumes_in
-from deepmrf.dice import dice, mean
-from deepmrf.examples import open_samples
-from deepmrf.fit import FitSettings, fit, learn
-from deepmrf.fitted import VOLUMES
-from deepmrf.predictions import match
-from deepmrf.refine import refine
+from deepmrf.evaluation.dice import dice, mean
+from deepmrf.refine.apply import refine
+from deepmrf.refine.examples import open_samples
+from deepmrf.refine.fit import FitSettings, fit, learn
+from deepmrf.refine.folder import VOLUMES
+from deepmrf.refine.predictions import match
 from deepmrf.unary import build
 
 LABELS = 3

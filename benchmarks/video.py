@@ -23,7 +23,7 @@ import torch
 
 import deepmrf
 from deepmrf import video
-from deepmrf.segment import Segmenter
+from deepmrf.predict.segmenter import Segmenter
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def newq():
 def model_folder(tmp_path_factory):
     """A saved model that has learned nothing, yet finds every one of its labels somewhere."""
     from deepmrf.data.labels import ANIMALS
-    from deepmrf.dpn import DeepParsingNetwork, save
+    from deepmrf.models.parsing_network import DeepParsingNetwork, save
 
     torch.manual_seed(1)
     model = DeepParsingNetwork.build(
@@ -141,7 +141,7 @@ def model_folder(tmp_path_factory):
 @pytest.fixture
 def untaught(tmp_path, monkeypatch, model_folder):
     """An empty current folder, where "animals" is a model that has learned nothing."""
-    from deepmrf import models
+    from deepmrf.models import names as models
 
     monkeypatch.chdir(tmp_path)
     bundled = tmp_path / ".bundled"

@@ -16,12 +16,22 @@ import deepmrf
 
 ROOT = Path(deepmrf.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
-RANKS = {"cli": 8, "app": 8, "bench": 5, "train": 6, "refine": 5, "fit": 4, "evaluate": 4, "predict": 3, "dpn": 3}
-RANKS |= {"start": 5, "clips": 4, "samples": 3, "stages": 4, "loss": 1, "fitted": 3, "unary": 2, "layers": 2, "ops": 1}
-RANKS |= {"export": 4, "runner": 6, "video": 6, "segment": 5, "models": 4, "examples": 3, "tiles": 3}
-"""Imports go from higher to lower numbers only."""
-ASIDE = {"data", "decode", "dice", "metrics", "figures", "flow", "checkpoint", "result", "pictures"}
-"""Modules that know nothing of those above."""
+ORDER = [
+    "cli",
+    "bench",
+    "export",
+    "refine",
+    "training",
+    "video",
+    "evaluation",
+    "predict",
+    "models",
+    "unary",
+    "layers",
+    "flow",
+]
+ORDER += ["ops", "figures", "data"]
+"""The rooms from top to bottom: a room imports from rooms below it only."""
 
 
 def part(path):
@@ -42,16 +52,17 @@ def imported_parts(path):
 
 
 def may_import(importer, imported):
-    if importer in ASIDE:
-        return imported not in RANKS
-    if importer in RANKS and imported in RANKS:
-        return importer == imported or RANKS[importer] > RANKS[imported]
-    return True
+    return importer == imported or ORDER.index(importer) < ORDER.index(imported)
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent != ROOT or p.name != "__init__.py"], ids=str)
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.parent != ROOT or p.stem not in ("__init__", "__main__")], ids=str
+)
 def test_imports_point_one_way(path):
-    wrong = [name for name in imported_parts(path) if not may_import(part(path), name)]
+    allowed_everywhere = {"__version__"}
+    wrong = [
+        name for name in imported_parts(path) if name not in allowed_everywhere and not may_import(part(path), name)
+    ]
     assert not wrong, f"{path.relative_to(ROOT)} must not import {wrong}"
 
 
@@ -61,6 +72,16 @@ def test_the_order_of_imports_is_told_apart():
     assert not may_import("ops", "layers")
     assert not may_import("layers", "unary")
     assert not may_import("figures", "ops")
+
+
+def test_the_test_of_imports_knows_every_room():
+    rooms = {path.name.removesuffix(".py") for path in ROOT.iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert rooms - {"__init__", "__main__", "__pycache__", "pretrained"} == set(ORDER)
+
+
+def test_the_map_in_the_docstring_names_the_rooms_in_order():
+    rooms = re.findall(r"^([a-z]+) {2,}\S", deepmrf.__doc__, flags=re.MULTILINE)
+    assert rooms == [*[room for room in ORDER if room != "bench"], "pretrained"]
 
 
 def python(*arguments):

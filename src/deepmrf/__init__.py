@@ -3,25 +3,24 @@
     mrf = deepmrf.MeanField(labels=21)
     log_q = mrf(log_p, image)          # (B, L, H, W), (B, 3, H, W) -> (B, L, H, W)
 
-The map of the package; imports point downwards only:
+The rooms of the package. A room imports from rooms below it only:
 
-cli                 the command `deepmrf`
-train               the four stages as one loop; start, stages, samples, clips, recipe: what a run is made of
-fit, refine         an MRF on saved predictions of images or volumes; fitted: the result; predictions, decode,
-                    examples: reading them; tiles: large volumes; dice: their scores
-segment             load: a model by name, for images of every kind; result: what was found
-pictures, runner    many image files: finding them, and the line of reading, network and writing
-video               frames in, labels and overlays out: files, folders of frames, cameras; bounded memory
-evaluate, predict   scores of a model; scales, flips, averages and tiles
-models              models by name: bundled, in a folder, on the hub
-bench               every layer beside its peers
-dpn                 DeepParsingNetwork: a unary network and a mean field, saved and loaded
-unary               networks b1 to b11: vgg16, strong, fast, and wrap for yours
-layers              the paper's terms with their parameters: TriplePenalty (b12), LabelContexts (b13, b14), MeanField
-                    (b12 to b15), and dense_crf, crf_rnn as settings of MeanField
-ops                 the maths as pure functions on tensors, its slow references and its fast evaluations
+cli           the command `deepmrf`
+export        a model as an ONNX file or a torch.export program
+refine        an MRF on predictions that any network has saved: fit it, apply it
+training      the paper's four stages, from a recipe to a saved model
+video         frames in, label maps and overlays out: files, folders of frames, cameras
+evaluation    mIoU, TA, LA, BA, Dice, temporal consistency, calibration
+predict       `deepmrf.load`: images of every kind, whole folders, scales and tiles
+models        DeepParsingNetwork (network + MRF), model folders, models by name
+unary         networks b1 to b11: vgg16, strong, fast, volume, and wrap for yours
+layers        the paper's terms with their parameters: TriplePenalty (b12), LabelContexts (b13, b14), MeanField (b15)
+flow          optical flow, and warping along it
+ops           the maths as pure functions on tensors, with slow references and fast kernels
+figures       overlays, panels and curves
+data          data sets, labels, augmentation, reading and writing of files
 
-data, metrics, figures and checkpoint stand aside and know none of these.
+pretrained    the weights of the bundled models
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepmrf import ops
-    from deepmrf.dpn import DeepParsingNetwork
     from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, crf_rnn, dense_crf
-    from deepmrf.result import Segmentation
-    from deepmrf.segment import Segmenter, load
+    from deepmrf.models.parsing_network import DeepParsingNetwork
+    from deepmrf.predict.result import Segmentation
+    from deepmrf.predict.segmenter import Segmenter, load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -50,12 +49,12 @@ __all__ = [
     "ops",
 ]
 _HOMES = {
-    "dpn": ("DeepParsingNetwork",),
     "layers": ("LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf"),
-    "result": ("Segmentation",),
-    "segment": ("Segmenter", "load"),
+    "models.parsing_network": ("DeepParsingNetwork",),
+    "predict.result": ("Segmentation",),
+    "predict.segmenter": ("Segmenter", "load"),
 }
-_MODULES = ("data", "figures", "flow", "layers", "metrics", "ops", "unary", "video")
+_MODULES = ("data", "evaluation", "export", "figures", "flow", "layers", "ops", "unary", "video")
 
 
 def __getattr__(name: str) -> Any:

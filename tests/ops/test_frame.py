@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from deepmrf import ops
-from deepmrf.ops import contexts, contexts_fft
+from deepmrf.ops import contexts
+from deepmrf.ops.contexts import cpu as contexts_fft
 
 SIZE, SPACING = (4, 5, 6), (0.7, 1.0, 2.0)
 

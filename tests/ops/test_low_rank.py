@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from deepmrf.ops.contexts import label_contexts, window_convolution
-from deepmrf.ops.low_rank import coarse_filters, low_rank_contexts, separate, strided_contexts
+from deepmrf.ops.contexts.low_rank import coarse_filters, low_rank_contexts, separate, strided_contexts
 
 
 def example(image=(12, 9), window=(3, 5), labels=3, contexts=2):

@@ -27,7 +27,7 @@ REACHES = ["before_t", "after_t", "before_y", "after_y", "before_x", "after_x"]
 SQUARES = ["square_t", "square_y", "square_x"]
 """
 DISTANCE = """
-from deepmrf.ops import distance_kernels_triton as kernels
+from deepmrf.ops.distance import gpu_kernels as kernels
 build(
     kernels.shift_features, {"SAMPLES": 256, "ROWS": 8, "P": 64}, integers=["planes", "H", "W", "before", "after"],
     reals=["scale"],
@@ -42,7 +42,7 @@ for back, frames, keep in ((False, False, True), (True, False, False), (False, T
     )
 """
 GAUSSIAN = """
-from deepmrf.ops import gaussian_kernels_triton as kernels
+from deepmrf.ops.gaussian import gpu_kernels as kernels
 tile = {"F": 3, "COLOURS": 4, "LABELS": 32, "GROUP": 32, "TY": 8, "TX": 8, "KEYS": 32, "PRECISION": "tf32"}
 build(
     kernels.pack, {"F": 3, "LABELS": 32, "COLOURS": 4, "BLOCK": 64, "GROUP": 32, "SCALED": False}, halves=["packed"],
@@ -57,7 +57,7 @@ for back in (False, True):
 build(kernels.feature_pull, {**tile, "ADD": True}, halves=["queries", "keys"], integers=integers, reals=SQUARES)
 """
 CONTEXTS = """
-from deepmrf.ops import contexts_kernels_triton as kernels
+from deepmrf.ops.contexts import gpu_kernels as kernels
 for mode, chunk in (("minimum", 0), ("softmax", 16)):
     build(
         kernels.correlate,

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 av = pytest.importorskip("av")
 
 from deepmrf.cli import app  # noqa: E402
-from deepmrf.dpn import load  # noqa: E402
-from deepmrf.segment import Segmenter  # noqa: E402
+from deepmrf.models.parsing_network import load  # noqa: E402
+from deepmrf.predict.segmenter import Segmenter  # noqa: E402
 
 
 def _pictures(count, size, seed=0):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from deepmrf.dpn import load
 from deepmrf.flow import estimate
-from deepmrf.segment import Segmenter
+from deepmrf.models.parsing_network import load
+from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video import Source, segment_video, streaming, windows
 
 pytestmark = pytest.mark.usefixtures("plain_torch")

@@ -18,7 +18,7 @@ from deepmrf.bench import peers
 from deepmrf.bench.inputs import make_inputs
 from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, dense_crf
 from deepmrf.ops import contexts, distance, gaussian
-from deepmrf.ops.backends import Implementation, choose
+from deepmrf.ops.registry import Implementation, choose
 
 Kind = Literal["distance", "gaussian", "step", "compressed", "dense_crf", "direct_loop", "unfolded_crf", "pydensecrf2"]
 Call = Callable[[], object]

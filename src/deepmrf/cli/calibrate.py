@@ -44,12 +44,12 @@ def calibrate_command(
     process.load_torch()
     console = Console()
     try:
-        from deepmrf.calibration import TEMPERATURES, best, calibrate
-        from deepmrf.checkpoint import check_place
         from deepmrf.data import open_data
-        from deepmrf.devices import chosen_device
-        from deepmrf.dpn import save
-        from deepmrf.models import open_model
+        from deepmrf.data.writing import check_place
+        from deepmrf.evaluation.calibration import TEMPERATURES, best, calibrate
+        from deepmrf.models.names import open_model
+        from deepmrf.models.parsing_network import save
+        from deepmrf.predict.devices import chosen_device
 
         if out is not None:  # before minutes are spent
             check_place(out, "the calibrated model")

@@ -44,7 +44,7 @@ def export_command(
     try:
         from deepmrf.data.files import read_image
         from deepmrf.export import check_ending, cut, export
-        from deepmrf.models import open_model
+        from deepmrf.models.names import open_model
 
         check_ending(out)  # before anything is read or computed
         images = None if image is None else cut(read_image(image))

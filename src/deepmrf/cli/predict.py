@@ -21,8 +21,8 @@ from deepmrf.cli import process, video
 from deepmrf.cli.training import fail
 
 if TYPE_CHECKING:
-    from deepmrf.runner import Outcome, Report
-    from deepmrf.segment import Segmenter
+    from deepmrf.predict.pipeline import Outcome, Report
+    from deepmrf.predict.segmenter import Segmenter
 
 PATIENCE = 2.0
 """Seconds of work before a progress bar appears."""
@@ -132,7 +132,7 @@ def predict_command(
     try:
         if summary is not None:
             _check_json(summary)
-        from deepmrf.segment import MAX_PIXELS, load
+        from deepmrf.predict.segmenter import MAX_PIXELS, load
 
         segmenter = load(
             *(model or ["animals"]),
@@ -206,8 +206,8 @@ def _run(
     overwrite: bool,
     console: Console,
 ) -> Report:
-    from deepmrf.pictures import as_file, find
-    from deepmrf.runner import Options, Report, run
+    from deepmrf.predict.files import as_file, find
+    from deepmrf.predict.pipeline import Options, Report, run
 
     pictures, missing = find(inputs, recursive, out)
     if not pictures:
@@ -226,7 +226,7 @@ def _run(
 def _kernels(segmenter: Segmenter, images: int) -> AbstractContextManager[None]:
     """Plain PyTorch for the very first image: compiling kernels would take ten seconds, and it needs one or two."""
     from deepmrf import ops
-    from deepmrf.ops.numba_support import compiled_before
+    from deepmrf.ops.jobs import compiled_before
 
     fields = [model.mean_field for model in segmenter.models if model.mean_field is not None]
     small = all(max(field.triple_penalty.window) <= SMALL_WINDOW for field in fields)
@@ -305,7 +305,7 @@ def _check_json(path: Path) -> None:
 
 
 def _write_json(report: Report, path: Path, models: Sequence[str], videos: Sequence[dict[str, Any]]) -> None:
-    from deepmrf.checkpoint import write_text
+    from deepmrf.data.writing import write_text
 
     def classes(found: Sequence[Any]) -> list[dict[str, Any]]:
         return [{"class": f.name, "share": round(f.share, 6), "confidence": round(f.confidence, 4)} for f in found]

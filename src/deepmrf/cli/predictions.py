@@ -17,7 +17,7 @@ from rich.table import Table
 from deepmrf.cli import process
 
 if TYPE_CHECKING:
-    from deepmrf.fit import FitReport
+    from deepmrf.refine.fit import FitReport
 
 PICTURES = {"window": 21, "contexts": 3, "context_size": 7, "crop": 128, "batch": 2}
 PICTURES |= {"penalty_steps": 60, "contexts_steps": 120}
@@ -77,7 +77,7 @@ def _by_dims(name: str, text: str) -> Any:
 
 def _table(report: FitReport) -> Table:
     """The scores of held-out images before the MRF and with each of its parts; of volumes, Dice first."""
-    from deepmrf.dice import mean, per_label
+    from deepmrf.evaluation.dice import mean, per_label
 
     headings = ["before" if part == "nothing" else part for part in report.scores]
     what = "IoU, held-out images" if not report.dice else "Dice, held-out volumes"
@@ -130,8 +130,8 @@ def fit_command(
 ) -> None:
     """Learn an MRF for saved predictions."""
     process.load_torch()
-    from deepmrf.devices import chosen_device
-    from deepmrf.fit import default_settings, fit, folder_for_mrf, save_mrf
+    from deepmrf.predict.devices import chosen_device
+    from deepmrf.refine.fit import default_settings, fit, folder_for_mrf, save_mrf
 
     console = Console()
     given = {
@@ -179,9 +179,9 @@ def refine_command(
 ) -> None:
     """Sharpen saved predictions with an MRF."""
     process.load_torch()
-    from deepmrf.devices import chosen_device
-    from deepmrf.fit import load_coding
-    from deepmrf.refine import open_mrf, open_preset, read_label_file, refine
+    from deepmrf.predict.devices import chosen_device
+    from deepmrf.refine.apply import open_mrf, open_preset, read_label_file, refine
+    from deepmrf.refine.fit import load_coding
 
     console = Console()
     with _one_sentence():

@@ -68,8 +68,8 @@ def train(
 ) -> None:
     """Train a Deep Parsing Network by a recipe."""
     process.load_torch()
-    from deepmrf import recipe as recipes
-    from deepmrf.start import STATE
+    from deepmrf.training import recipe as recipes
+    from deepmrf.training.start import STATE
 
     overrides = {}
     for setting in settings or []:
@@ -104,8 +104,8 @@ def train(
 
 
 def _watched(recipe: Any, folder: Path, resume: bool) -> dict[str, Any]:
-    from deepmrf.train import Watch
-    from deepmrf.train import train as run
+    from deepmrf.training.loop import Watch
+    from deepmrf.training.loop import train as run
 
     numbers = TextColumn("{task.fields[numbers]}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), numbers)
@@ -140,12 +140,12 @@ def evaluate(
 ) -> None:
     """Measure a model on labelled images."""
     process.load_torch()
-    from deepmrf.checkpoint import check_place
     from deepmrf.data import open_data
-    from deepmrf.devices import chosen_device
-    from deepmrf.evaluate import evaluate as measure
-    from deepmrf.models import from_folder, open_model
-    from deepmrf.predict import averaged, mirrored, predictor, scaled
+    from deepmrf.data.writing import check_place
+    from deepmrf.evaluation.evaluate import evaluate as measure
+    from deepmrf.models.names import from_folder, open_model
+    from deepmrf.predict.devices import chosen_device
+    from deepmrf.predict.scales import averaged, mirrored, predictor, scaled
 
     # "--scales 0.75 1 1.25" leaves its further numbers among the models: no folder has such a name.
     numbers = [model for model in models if scales and _is_number(str(model)) and not model.exists()]
@@ -193,7 +193,7 @@ def bar() -> Progress:
 
 
 def _on_videos(folders: list[Path], loaded: list[Any], images: Any, place: Any) -> dict[str, Any]:
-    from deepmrf.evaluate import evaluate_video, video_parts
+    from deepmrf.evaluation.evaluate import evaluate_video, video_parts
 
     names = [folder.parent.name if folder.name == "model" else folder.name for folder in folders]
     if len(set(names)) < len(names):

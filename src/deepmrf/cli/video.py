@@ -19,7 +19,7 @@ from rich.text import Text
 from deepmrf.cli import process
 
 if TYPE_CHECKING:
-    from deepmrf.segment import Segmenter
+    from deepmrf.predict.segmenter import Segmenter
     from deepmrf.video import Recording, Source
 
 VIDEOS = (

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deepmrf.data.files import Bytes
-from deepmrf.dpn import DeepParsingNetwork
 from deepmrf.export.check import TOLERANCE, Comparison, compare, cut, pictures
 from deepmrf.export.onnx import check_packages, write_onnx
 from deepmrf.export.program import write_program
+from deepmrf.models.parsing_network import DeepParsingNetwork
 
 ENDINGS: dict[str, Callable[[DeepParsingNetwork, Path], None]] = {".onnx": write_onnx, ".pt2": write_program}
 """Which ending makes which file."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from deepmrf.data.files import Bytes
-from deepmrf.dpn import DeepParsingNetwork
 from deepmrf.export.program import INPUT, frozen, quiet
+from deepmrf.models.parsing_network import DeepParsingNetwork
 
 TOLERANCE = 1e-4
 """The largest difference of log-probabilities that an exported file may have."""

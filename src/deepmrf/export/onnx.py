@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from deepmrf.dpn import DeepParsingNetwork
 from deepmrf.export.program import INPUT, OUTPUT, describe, quiet, trace
+from deepmrf.models.parsing_network import DeepParsingNetwork
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 """What writing and checking ONNX takes."""

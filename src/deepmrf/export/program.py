@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch.export import Dim, ExportedProgram
 
-from deepmrf.dpn import DeepParsingNetwork
+from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.ops import gaussian
 
 EXAMPLE = (2, 3, 65, 97)

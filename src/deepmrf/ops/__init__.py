@@ -9,23 +9,19 @@ window      windows, box sums and moments
 backends    which implementation of an operator runs, and how to force one
 """
 
-from deepmrf.ops import (
-    contexts,
-    contexts_fft,
-    contexts_triton,
-    distance,
-    distance_numba,
-    distance_triton,
-    gaussian,
-    gaussian_numba,
-    gaussian_triton,
-)
-from deepmrf.ops.backends import use
+from deepmrf.ops import contexts, distance, gaussian
+from deepmrf.ops.contexts import cpu as contexts_fft
+from deepmrf.ops.contexts import gpu as contexts_triton
 from deepmrf.ops.contexts import label_contexts
+from deepmrf.ops.contexts.low_rank import low_rank_contexts, separate, strided_contexts
+from deepmrf.ops.distance import cpu as distance_numba
 from deepmrf.ops.distance import distance_penalty, distance_sums
+from deepmrf.ops.distance import gpu as distance_triton
+from deepmrf.ops.gaussian import cpu as gaussian_numba
 from deepmrf.ops.gaussian import gaussian_blur, gaussian_penalty
-from deepmrf.ops.local import local_sum
-from deepmrf.ops.low_rank import low_rank_contexts, separate, strided_contexts
+from deepmrf.ops.gaussian import gpu as gaussian_triton
+from deepmrf.ops.learned import local_sum
+from deepmrf.ops.registry import use
 
 # Compiled kernels come before plain PyTorch; each answers for itself whether it suits the tensors at hand.
 distance.IMPLEMENTATIONS[:0] = [distance_triton.IMPLEMENTATION, distance_numba.IMPLEMENTATION]

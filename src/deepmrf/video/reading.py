@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deepmrf.data.files import Bytes, images_in, read_image
-from deepmrf.notes import image_key
+from deepmrf.predict.notes import image_key
 
 CAMERA = "camera:"
 """What the name of a camera begins with; its number follows."""

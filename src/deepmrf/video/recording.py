@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.flow.estimation import Method
-from deepmrf.notes import holds, is_label_map
-from deepmrf.result import Found, summarise
-from deepmrf.segment import Segmenter
+from deepmrf.predict.notes import holds, is_label_map
+from deepmrf.predict.result import Found, summarise
+from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.reading import FPS, FrameFolder, Source, import_av
 from deepmrf.video.streaming import Seen, Stream, segment_video
 from deepmrf.video.threads import Behind, Clock

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from deepmrf.data.files import Bytes
+from deepmrf.evaluation.metrics import TemporalConsistency
 from deepmrf.flow import Flow, between
 from deepmrf.flow.estimation import Method
-from deepmrf.metrics import TemporalConsistency
-from deepmrf.result import Segmentation
-from deepmrf.segment import Segmenter
+from deepmrf.predict.result import Segmentation
+from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.reading import FPS, Frame, Source, open_source
 from deepmrf.video.threads import Clock, ahead
 from deepmrf.video.windows import Labelled, Linked, Windows, spans_time

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.dpn import DeepParsingNetwork
 from deepmrf.flow import Flow, join
-from deepmrf.predict import enlarged_labels, temporal_reach
-from deepmrf.result import Segmentation
-from deepmrf.segment import Segmenter
+from deepmrf.models.parsing_network import DeepParsingNetwork
+from deepmrf.predict.result import Segmentation
+from deepmrf.predict.scales import enlarged_labels, temporal_reach
+from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.reading import Frame
 from deepmrf.video.threads import Clock
 

@@ -1,0 +1,146 @@
+"""Mixture of local label contexts: b13, a convolution L -> K L, then b14, the minimum over each group of K.
+
+    o13[u, k, i] = sum over v and j in N(i) of mu_k(u, v, j - i) t[v, j] + bias[u, k]
+    o14[u, i]    = min over k of o13[u, k, i]
+
+mu_k(u, v, .) is what label u pays at i when label v is paid for at j: learned, not symmetric, one n x n (x T) pattern
+per pair of labels and component. The minimum activates the pattern with the smallest penalty (lambda_k in the paper).
+
+Shapes: t (B, L, *S), weight (L * K, L, *N), bias (L * K,); the K patterns of a label stand together. There may be more
+maps in t, and as many in weight, than labels that pay: several frames' worth of them, say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deepmrf.ops.registry import Implementation, at_once, choose
+from deepmrf.ops.window import Cut, reaches
+
+_CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+
+
+def label_contexts_reference(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> Tensor:
+    """The equations above, one pair of pixels at a time: O(pixels^2 L^2 K). For readers and tests only."""
+    size, window = t.shape[2:], weight.shape[2:]
+    place = [tuple(p) for p in torch.cartesian_prod(*[torch.arange(n) for n in size]).view(-1, len(size)).tolist()]
+    o13 = []
+    for i in place:
+        paid = bias[None].expand(t.shape[0], -1)  # (B, L * K)
+        for j in place:
+            at = [jj - ii + before for jj, ii, (before, _) in zip(j, i, reaches(window), strict=True)]
+            if all(0 <= a < n for a, n in zip(at, window, strict=True)):
+                paid = paid + t[(..., *j)] @ weight[(..., *at)].T
+        o13.append(paid.reshape(len(t), -1, contexts))
+    smallest: Tensor = torch.stack(o13, -1).min(2).values
+    return smallest.view(len(t), -1, *size)
+
+
+def window_convolution(x: Tensor, weight: Tensor) -> Tensor:
+    """Correlation of x (B, C, *S) with weight (D, C, *N), zeros outside, for any number of axes. Returns (B, D, *S)."""
+    sides = reaches(weight.shape[2:])
+    if x.dim() - 2 > 3:  # PyTorch convolves three axes at most: sum over the offsets along the first
+        (before, after), size = sides[0], x.shape[2]
+        parts = [[] for _ in range(size)]  # type: list[list[Tensor]]
+        for offset in range(-min(before, size - 1), min(after, size - 1) + 1):
+            for to in range(max(0, -offset), size - max(0, offset)):
+                parts[to].append(window_convolution(x[:, :, to + offset], weight[:, :, offset + before]))
+        return torch.stack([torch.stack(p).sum(0) for p in parts], dim=2)
+    convolve = _CONV[x.dim() - 2]
+    if all(before == after for before, after in sides):
+        return convolve(x, weight, padding=[before for before, _ in sides])
+    border: Sequence[int] = [side for before_after in reversed(sides) for side in before_after]
+    return convolve(functional.pad(x, border), weight)
+
+
+def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
+    o13 = window_convolution(t, weight).add_(bias.view(-1, *[1] * (t.dim() - 2)))  # (B, L * K, *S)
+    smallest = o13.view(len(t), -1, contexts, *t.shape[2:]).min(2)  # (B, L, *S)
+    return smallest.values, smallest.indices.to(torch.uint8)
+
+
+def _backward(
+    grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, contexts: int, t_too: bool, weight_too: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Only the active pattern of each label and pixel gets the gradient, then the two adjoints of the convolution."""
+    spread = grad.new_zeros(grad.shape[0], grad.shape[1], contexts, *grad.shape[2:])
+    spread.scatter_(2, active.long().unsqueeze(2), grad.unsqueeze(2))
+    spread = spread.flatten(1, 2)  # (B, L * K, *S)
+    sides = reaches(weight.shape[2:])
+    padded = functional.pad(t, [side for before_after in reversed(sides) for side in before_after])
+    ones, zeros = [1] * (t.dim() - 2), [0] * (t.dim() - 2)
+    grad_padded, grad_weight, _ = torch.ops.aten.convolution_backward(
+        spread, padded, weight, None, ones, zeros, ones, False, zeros, 1, [t_too, weight_too, False]
+    )
+    cut: Cut = (..., *[slice(before, before + n) for (before, _), n in zip(sides, t.shape[2:], strict=True)])
+    grad_t = grad_padded[cut].contiguous() if t_too else t.new_empty(0)
+    return grad_t, grad_weight if weight_too else t.new_empty(0), spread.sum((0, *range(2, spread.dim())))
+
+
+IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _backward, lambda *_: True)]
+"""In order of preference; compiled kernels go before "torch"."""
+
+
+def _evaluate(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
+    """(o14, which of the K patterns is active as uint8)."""
+    result: tuple[Tensor, Tensor] = choose(IMPLEMENTATIONS, t, weight, bias, contexts).forward(
+        t, weight, bias, contexts
+    )
+    return result
+
+
+_operator = torch.library.custom_op("deepmrf::label_contexts", _evaluate, mutates_args=())
+
+
+@torch.library.custom_op("deepmrf::label_contexts_backward", mutates_args=())
+def _operator_backward(
+    grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, contexts: int, t_too: bool, weight_too: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients to t, weight (each empty unless asked for) and bias."""
+    one = choose(IMPLEMENTATIONS, t, weight, weight, contexts)
+    result: tuple[Tensor, Tensor, Tensor] = one.backward(grad, active, t, weight, contexts, t_too, weight_too)
+    return result
+
+
+@_operator.register_fake
+def _(t, weight, bias, contexts):  # type: ignore[no-untyped-def]
+    out = t.new_empty(t.shape[0], weight.shape[0] // contexts, *t.shape[2:])
+    return out, torch.empty_like(out, dtype=torch.uint8)
+
+
+@_operator_backward.register_fake
+def _(grad, active, t, weight, contexts, t_too, weight_too):  # type: ignore[no-untyped-def]
+    return (
+        torch.empty_like(t, memory_format=torch.contiguous_format) if t_too else t.new_empty(0),
+        torch.empty_like(weight) if weight_too else t.new_empty(0),
+        weight.new_empty(weight.shape[0]),
+    )
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    t, weight, _, ctx.contexts = inputs
+    ctx.set_materialize_grads(True)
+    ctx.save_for_backward(output[1], t, weight)
+
+
+def _gradients(ctx, grad, _):  # type: ignore[no-untyped-def]
+    t_too, weight_too = ctx.needs_input_grad[:2]
+    t_, weight_, bias_ = _operator_backward(grad, *ctx.saved_tensors, ctx.contexts, t_too, weight_too)
+    return t_ if t_too else None, weight_ if weight_too else None, bias_, None
+
+
+_operator.register_autograd(_gradients, setup_context=_setup_context)
+
+
+def label_contexts(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> Tensor:
+    """b13 and b14; see the head of this module. Returns o14 (B, L, *S)."""
+    if t.dim() - 2 <= 3:
+        call = _evaluate if at_once(t, weight, bias) else _operator
+        result: Tensor = call(t, weight, bias, contexts)[0]
+        return result
+    o13 = window_convolution(t, weight) + bias.view(-1, *[1] * (t.dim() - 2))
+    return o13.view(len(t), -1, contexts, *t.shape[2:]).min(2).values

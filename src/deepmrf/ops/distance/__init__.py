@@ -1,0 +1,276 @@
+"""The triple penalty's window sum for the distance kernel (b12), exact and independent of the window's size.
+
+    t[v, j] = g * sum over z in N(j) of d(j, z) q[v, z] + w_bias,     g = q[v, j] with the gate, 1 without
+    d(j, z) = w_colour |I_j - I_z|^2 + w_position |j - z|^2
+
+Opened, the colour term is |I_j|^2 Box(q)_j - 2 I_j . Box(I q)_j + Box(|I|^2 q)_j, and the position term is made of
+moments of q inside the window. Box sums and moments come from running sums, so nothing grows with the window.
+d is symmetric, so the adjoint is the same sum over the mirrored window.
+
+Shapes: q (B, L, *S), features (B, F, *S) with F >= 0, weights (3,) = (w_colour, w_position, w_bias).
+uint8 features stand for value / 255.
+With `frame`, t is computed for j at that place along the first axis alone, and has no such axis: (B, L, *S[1:]).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deepmrf.ops.registry import Implementation, at_once, choose, needs_gradient
+from deepmrf.ops.window import (
+    ALL,
+    Cut,
+    Reach,
+    accumulator,
+    at_frame,
+    box_sum,
+    box_sum_and_spread,
+    only_at_frame,
+    reaches,
+)
+
+CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+"""Temporaries a chunk of labels may take: memory then grows neither with the window nor with the labels."""
+
+
+def distance_penalty_reference(
+    q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int], spacing: Sequence[float], gate: bool
+) -> Tensor:
+    """The equation above, one window offset at a time. Slow: for readers and tests only."""
+    w_colour, w_position, w_bias = weights
+    size, sides = q.shape[2:], reaches(window)
+    border = [side for before_after in reversed(sides) for side in before_after]
+    q_padded, features_padded = functional.pad(q, border), functional.pad(features, border)
+    total = torch.zeros_like(q)
+    for place in itertools.product(*[range(m) for m in window]):
+        z: Cut = (..., *[slice(p, p + n) for p, n in zip(place, size, strict=True)])
+        d_colour = (features - features_padded[z]).square().sum(1, keepdim=True)  # (B, 1, *S)
+        steps = [(p - before) * s for p, (before, _), s in zip(place, sides, spacing, strict=True)]
+        total = total + (w_colour * d_colour + w_position * sum(s * s for s in steps)) * q_padded[z]
+    result: Tensor = (q * total if gate else total) + w_bias
+    return result
+
+
+def maps(features: Tensor) -> list[Tensor]:
+    """The features one by one, (B, 1, *S) each; none of them if there are none."""
+    return [features[:, f : f + 1] for f in range(features.shape[1])]
+
+
+def unit_features(features: Tensor, dtype: torch.dtype) -> Tensor:
+    """Features as real numbers: 8-bit ones become value / 255."""
+    return features.to(dtype) / 255 if features.dtype == torch.uint8 else features.to(dtype)
+
+
+def _centred(features: Tensor, dtype: torch.dtype) -> Tensor:
+    """Features about their mean: distances do not change, cancellation shrinks."""
+    real = unit_features(features, dtype)
+    return real - real.mean(dim=tuple(range(2, real.dim())), keepdim=True)
+
+
+def _label_chunks(q: Tensor, maps: int) -> Iterator[slice]:
+    """Cuts of the label axis such that `maps` temporaries of each fit the budget, at least one label at a time."""
+    budget = CHUNK_BYTES.get(q.device.type, CHUNK_BYTES["cpu"])
+    per_label = q.shape[0] * q[0, 0].numel() * 8 * maps
+    step = max(1, budget // max(per_label, 1))
+    for start in range(0, q.shape[1], step):
+        yield slice(start, start + step)
+
+
+class _Sums:
+    """Colour and position sums of one chunk of maps x (B, l, *S), and the box sums a features' gradient needs."""
+
+    def __init__(
+        self, x: Tensor, features: Tensor, window: list[Reach], spacing: Sequence[float], frame: int = ALL
+    ) -> None:
+        self.box, self.position = box_sum_and_spread(x, window, spacing, frame)
+        self.box_features: list[Tensor] = []  # Box(I_f x), a map per feature
+        norm = torch.zeros_like(x[:, :1])
+        self.colour = torch.zeros_like(self.box)
+        for feature in maps(features):
+            norm += feature * feature
+            self.box_features.append(box_sum(feature * x, window, frame))
+            self.colour.addcmul_(at_frame(feature, frame), self.box_features[-1], value=-2)
+        if self.box_features:
+            self.colour.addcmul_(at_frame(norm, frame), self.box).add_(box_sum(norm * x, window, frame))
+
+    def pull(self, x: Tensor, features: Tensor) -> Tensor:
+        """sum over labels of x_j (I_j Box_j - Box(I .)_j): half the gradient of <x, colour> to I. (B, F, *S)"""
+        parts = [
+            (x * (feature * self.box - boxed)).sum(1, keepdim=True)
+            for feature, boxed in zip(maps(features), self.box_features, strict=True)
+        ]
+        return torch.cat(parts, dim=1) if parts else torch.zeros_like(features)
+
+
+def _forward(
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float],
+    gate: bool,
+    keep: bool,
+    frame: int = ALL,
+) -> tuple[Tensor, Tensor]:
+    dtype = accumulator(q)
+    real = _centred(features, dtype)
+    w_colour, w_position, w_bias = weights.to(dtype)
+    out = torch.empty_like(at_frame(q, frame), memory_format=torch.contiguous_format)
+    kept = torch.empty_like(out) if keep else q.new_empty(0)
+    for chunk in _label_chunks(q, 8 + features.shape[1]):
+        part = q[:, chunk].to(dtype)
+        sums = _Sums(part, real, reaches(window), spacing, frame)
+        total = sums.colour.mul_(w_colour).add_(sums.position.mul_(w_position))
+        if keep:
+            kept[:, chunk] = total
+        out[:, chunk] = (total.mul_(at_frame(part, frame)) if gate else total).add_(w_bias)
+    return (out, kept) if frame == ALL else (out.squeeze(2), kept.squeeze(2) if keep else kept)
+
+
+def _backward(
+    grad: Tensor,
+    kept: Tensor,
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float],
+    gate: bool,
+    features_too: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = accumulator(q)
+    real = _centred(features, dtype)
+    w_colour, w_position, _ = weights.to(dtype)
+    grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
+    grad_features = torch.zeros_like(real) if features_too else real.new_empty(0)
+    grad_weights = torch.zeros(3, dtype=dtype, device=q.device)
+    for chunk in _label_chunks(q, 2 * (8 + features.shape[1])):
+        x, g = q[:, chunk].to(dtype), grad[:, chunk].to(dtype)
+        pulled = g * x if gate else g  # what reaches the window sum
+        back = _Sums(pulled, real, reaches(window, mirrored=True), spacing)
+        grad_x = back.colour * w_colour + back.position * w_position
+        if gate:
+            grad_x.addcmul_(g, kept[:, chunk].to(dtype))
+        grad_q[:, chunk] = grad_x
+        grad_weights += torch.stack([(back.colour * x).sum(), (back.position * x).sum(), g.sum()])
+        if features_too:
+            ahead = _Sums(x, real, reaches(window), spacing)
+            grad_features += 2 * w_colour * (ahead.pull(pulled, real) + back.pull(x, real))
+    return grad_q, grad_features.to(q.dtype if features_too else dtype), grad_weights.to(weights.dtype)
+
+
+IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _backward, lambda *_: True)]
+"""In order of preference; compiled kernels go before "torch"."""
+
+
+def _evaluate(
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float],
+    gate: bool,
+    keep: bool,
+    frame: int = ALL,
+) -> tuple[Tensor, Tensor]:
+    """(t, the window sum before the gate if `keep`, else nothing): the gate's gradient needs that sum again."""
+    one = choose(IMPLEMENTATIONS, q, features, weights, window)
+    only = () if frame == ALL else (frame,)
+    result: tuple[Tensor, Tensor] = one.forward(q, features, weights, window, spacing, gate, keep, *only)
+    return result
+
+
+_operator = torch.library.custom_op("deepmrf::distance_penalty", _evaluate, mutates_args=())
+
+
+@torch.library.custom_op("deepmrf::distance_penalty_backward", mutates_args=())
+def _operator_backward(
+    grad: Tensor,
+    kept: Tensor,
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float],
+    gate: bool,
+    features_too: bool,
+    frame: int = ALL,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients to q, features (empty unless asked for) and weights."""
+    one = choose(IMPLEMENTATIONS, q, features, weights, window)
+    grad, kept = (only_at_frame(x, frame, q.shape[2]) for x in (grad, kept))
+    result: tuple[Tensor, Tensor, Tensor] = one.backward(
+        grad, kept, q, features, weights, window, spacing, gate, features_too
+    )
+    return result
+
+
+@_operator.register_fake
+def _(q, features, weights, window, spacing, gate, keep, frame=ALL):  # type: ignore[no-untyped-def]
+    wanted = q if frame == ALL else q.select(2, frame)
+    out = torch.empty_like(wanted, memory_format=torch.contiguous_format)
+    return out, torch.empty_like(out) if keep else q.new_empty(0)
+
+
+@_operator_backward.register_fake
+def _(grad, kept, q, features, weights, window, spacing, gate, features_too, frame=ALL):  # type: ignore[no-untyped-def]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    pulled = features.new_empty(
+        features.shape if features_too else 0, dtype=q.dtype if features_too else accumulator(q)
+    )
+    return out, pulled, torch.empty_like(weights)
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, features, weights, ctx.window, ctx.spacing, ctx.gate, keep, ctx.frame = inputs
+    if ctx.gate and not keep:
+        raise RuntimeError("deepmrf::distance_penalty needs keep=True for a gradient through the gate.")
+    ctx.set_materialize_grads(False)  # zeros for the sum that is kept would be a tensor as large as q
+    ctx.save_for_backward(output[1], q, features, weights)
+
+
+def _gradients(ctx, grad, _):  # type: ignore[no-untyped-def]
+    if grad is None:
+        return (None,) * 8
+    features_too = ctx.needs_input_grad[1]
+    q_, features_, weights_ = _operator_backward(
+        grad, *ctx.saved_tensors, ctx.window, ctx.spacing, ctx.gate, features_too, ctx.frame
+    )
+    return q_, features_ if features_too else None, weights_, None, None, None, None, None
+
+
+_operator.register_autograd(_gradients, setup_context=_setup_context)
+
+
+def distance_penalty(
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    window: Sequence[int],
+    spacing: Sequence[float] | None = None,
+    gate: bool = True,
+    frame: int | None = None,
+) -> Tensor:
+    """The triple penalty of the distance kernel; see the head of this module. Returns t (B, L, *S)."""
+    steps = list(spacing) if spacing is not None else [1.0] * len(window)
+    keep = gate and needs_gradient(q, features, weights)
+    only = ALL if frame is None else frame
+    call = _evaluate if at_once(q, features, weights) else _operator
+    result: Tensor = call(q, features, weights, list(window), steps, gate, keep, only)[0]
+    return result
+
+
+def distance_sums(
+    q: Tensor, features: Tensor, window: Sequence[int], spacing: Sequence[float] | None = None
+) -> tuple[Tensor, Tensor]:
+    """The two terms apart, ungated and unweighted: (sum of |I_j - I_z|^2 q_z, sum of |j - z|^2 q_z)."""
+    colour, position = torch.eye(3, dtype=q.dtype, device=q.device)[:2]
+    return (
+        distance_penalty(q, features, colour, window, spacing, gate=False),
+        distance_penalty(q, features, position, window, spacing, gate=False),
+    )

@@ -1,0 +1,245 @@
+"""Segmentation: what was found in one image, to look at, to index, to save.
+
+found = deepmrf.load("animals")("cat.jpg")
+found                       # in a notebook: the picture with its labels, and what they cover
+found["cat"]                # (H, W) of bool
+found.save("cat.png")       # the label map; found.save("folder") writes all there is
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepmrf.data.labels import Colour, LabelSet
+from deepmrf.figures import overlay
+from deepmrf.predict.notes import FIELD
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+BACKGROUND = "background"
+"""The label that overlays leave unpainted."""
+ROWS = 512
+"""Rows of an overlay that are painted at a time: colours are mixed as floats, eight times the picture's size."""
+SHOWN = 800
+"""The longer side of the picture in a notebook."""
+
+
+class Found(NamedTuple):
+    """One class of an image."""
+
+    name: str
+    share: float
+    """Of all pixels."""
+    confidence: float
+    """The mean probability of the label where it was given."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Segmentation:
+    """The labels of one image and what else is known of them."""
+
+    labels: NDArray[np.uint8]
+    """(H, W): the most probable label of each pixel."""
+    confidence: NDArray[np.float16]
+    """(H, W): its probability."""
+    image: NDArray[np.uint8]
+    """(H, W, 3): the image, upright."""
+    label_set: LabelSet
+    """Names and colours."""
+    probabilities: NDArray[np.float32] | None = None
+    """(L, H, W): of every label; None where they were not asked for or the image was too large to keep them."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the labels are called."""
+        return self.label_set.names
+
+    @property
+    def colours(self) -> tuple[Colour, ...]:
+        """How the labels are painted."""
+        return self.label_set.colours
+
+    def __getitem__(self, name: str | int) -> NDArray[np.bool_]:
+        """Where a label is, (H, W), by its name or number."""
+        number = self.names.index(name) if isinstance(name, str) and name in self.names else name
+        if isinstance(number, int | np.integer) and 0 <= number < len(self.names):
+            where: NDArray[np.bool_] = self.labels == number
+            return where
+        near = get_close_matches(str(name), self.names, 1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise KeyError(f"There is no label {name!r}: the labels are {', '.join(self.names)}.{guess}")
+
+    def __contains__(self, name: str | int) -> bool:
+        """Has any pixel this label? One that the model does not know is an error, as in [...]."""
+        return bool(self[name].any())
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of what was found, the one that covers most first."""
+        return iter([one.name for one in self.summary()])
+
+    def summary(self) -> list[Found]:
+        """The classes that were found, the one that covers most first."""
+        pixels, sums = self.totals()
+        return summarise(self.names, pixels, sums)
+
+    def totals(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """(pixels, summed confidence) of each label."""
+        count = len(self.names)
+        pixels, sums = np.zeros(count, np.int64), np.zeros(count)
+        for top in range(0, len(self.labels), ROWS):
+            labels = self.labels[top : top + ROWS].ravel()
+            pixels += np.bincount(labels, minlength=count)
+            sums += np.bincount(labels, self.confidence[top : top + ROWS].ravel(), minlength=count)
+        return pixels, sums
+
+    def overlay(self, opacity: float = 0.55, longest: int | None = None) -> Image:
+        """The image with its labels painted over it; `longest` shrinks a larger picture to that many pixels a side."""
+        from PIL import Image
+
+        if not 0 <= opacity <= 1:
+            raise ValueError(f"opacity={opacity!r} must be from 0, the image alone, to 1, the labels alone.")
+        image, labels = self._shrunk(longest)
+        colours, void = self.label_set.palette(), self.names.index(BACKGROUND) if BACKGROUND in self.names else -1
+        painted = np.empty_like(image)
+        for top in range(0, len(image), ROWS):
+            rows, above = slice(top, top + ROWS), max(0, top - 1)  # the row above, for the line between the two
+            band = overlay(image[above : top + ROWS], labels[above : top + ROWS], colours, opacity)[top - above :]
+            plain = (labels[rows] == void) & ~(band == 255).all(-1)
+            painted[rows] = np.where(plain[..., None], image[rows], band)
+        return Image.fromarray(painted)
+
+    def _shrunk(self, longest: int | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        from PIL import Image
+
+        height, width = self.labels.shape
+        factor = 1.0 if longest is None else min(1.0, longest / max(height, width))
+        if factor == 1:
+            return self.image, self.labels
+        size = (max(1, round(width * factor)), max(1, round(height * factor)))
+        image = Image.fromarray(self.image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+        return np.array(image), np.array(Image.fromarray(self.labels).resize(size, Image.Resampling.NEAREST))
+
+    def mask(self) -> Image:
+        """The label map as an image of 8-bit ids with a palette."""
+        from PIL import Image
+
+        picture = Image.fromarray(self.labels)
+        picture.putpalette(self.label_set.palette().tobytes())
+        return picture
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write NAME.png, the label map (ids with a palette), or NAME.npz, the probabilities; returns the path.
+
+        Any other path is a folder: it gets labels.png, overlay.jpg and, where they are kept, probabilities.npz.
+        """
+        target = Path(path)
+        if target.suffix.lower() in (".jpg", ".jpeg", ".webp", ".gif", ".tif", ".tiff", ".bmp") and not target.is_dir():
+            raise ValueError(f"{target} would not keep label ids exactly or readably: save to a .png file or a folder.")
+        if target.suffix.lower() not in (".png", ".npz") or target.is_dir():
+            self.save_overlay(target / "overlay.jpg")
+            if self.probabilities is not None:
+                self.save(target / "probabilities.npz")
+            self.save(target / "labels.png")
+        elif target.suffix.lower() == ".png":
+            self.save_labels(target)
+        elif self.probabilities is None:
+            raise ValueError("The probabilities were not kept: call the segmenter with probabilities=True.")
+        else:
+            with whole(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.comment = FIELD.encode()
+                with archive.open("probabilities.npy", "w", force_zip64=True) as part:
+                    np.lib.format.write_array(part, self.probabilities.astype(np.float16))
+        return target
+
+    def save_labels(self, path: Path, note: str = "") -> None:
+        """The label map as PNG, with the labels' names and a note in its text fields."""
+        from PIL.PngImagePlugin import PngInfo
+
+        text = PngInfo()
+        text.add_itxt("labels", ", ".join(self.names))
+        if note:
+            text.add_itxt(FIELD, note)
+        with whole(path) as file:
+            self.mask().save(file, format="PNG", pnginfo=text)
+
+    def save_overlay(self, path: Path, longest: int | None = 4096) -> None:
+        """The overlay as JPEG, at most `longest` pixels a side: larger ones few programs open."""
+        with whole(path) as file:
+            self.overlay(longest=longest).save(file, format="JPEG", quality=92, comment=FIELD)
+
+    def __repr__(self) -> str:
+        height, width = self.labels.shape
+        found = ", ".join(
+            f"{one.name} {_percent(one.share)} (sure {_percent(one.confidence)})" for one in self.summary()
+        )
+        return f"Segmentation of {width} x {height} pixels: {found}"
+
+    def _repr_png_(self) -> bytes:
+        """The overlay with a legend, for notebooks."""
+        buffer = io.BytesIO()
+        legend(self.overlay(longest=SHOWN), self).save(buffer, format="PNG")
+        return buffer.getvalue()
+
+
+def summarise(names: tuple[str, ...], pixels: NDArray[np.int64], sums: NDArray[np.float64]) -> list[Found]:
+    """Pixels and summed confidence of each label as classes found, the largest first; absent ones are left out."""
+    whole = max(int(pixels.sum()), 1)
+    order = [int(n) for n in np.argsort(-pixels, kind="stable") if pixels[n]]
+    return [Found(names[n], float(pixels[n] / whole), float(sums[n] / pixels[n])) for n in order]
+
+
+def legend(picture: Image, found: Segmentation) -> Image:
+    """The picture with a strip below it: the colours, names and shares of what covers most."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font, line, gap = ImageFont.load_default(size=14), 24, 8
+    entries: list[tuple[str, Any, int]] = []
+    for one in found.summary():
+        text = f"{one.name} {_percent(one.share)}"
+        entries.append((text, found.colours[found.names.index(one.name)], int(font.getlength(text)) + 22 + 2 * gap))
+    width = max([picture.width, *[length for *_, length in entries]])
+    places, x, y = [], gap, 0
+    for *_, length in entries:
+        if x + length > width and x > gap:
+            x, y = gap, y + line
+        places.append((x, y))
+        x += length
+    sheet = Image.new("RGB", (width, picture.height + y + line + gap), "white")
+    sheet.paste(picture, (0, 0))
+    draw = ImageDraw.Draw(sheet)
+    for (text, colour, _), (left, below) in zip(entries, places, strict=True):
+        top = picture.height + gap + below
+        draw.rectangle((left, top, left + 14, top + 14), fill=colour, outline="black")
+        draw.text((left + 20, top - 1), text, fill="black", font=font)
+    return sheet
+
+
+def _percent(share: float) -> str:
+    return "<1%" if 0 < share < 0.005 else f"{100 * share:.0f}%"
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into that takes its place in one step, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{os.getpid()}.{os.urandom(4).hex()}.part")  # short: the name may be as long as allowed
+    try:
+        with beside.open("wb") as file:
+            yield file
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,234 @@
+"""Segmenting images in Python: `deepmrf.load(name)` gives a Segmenter, and that takes images of every kind.
+
+    segment = deepmrf.load("animals")
+    found = segment("cat.jpg")            # or a PIL image, a numpy array, a tensor: a Segmentation (result.py)
+
+Large photographs are shrunk to about what the network was trained on, and their labels enlarged again (`size`); images
+that are larger still, or that are to be seen pixel by pixel (`tile`, or size=0), are computed in tiles.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepmrf.data.files import Bytes
+from deepmrf.data.images import as_image
+from deepmrf.data.labels import LabelSet
+from deepmrf.models.names import open_model
+from deepmrf.models.parsing_network import DeepParsingNetwork
+from deepmrf.predict.devices import chosen_device
+from deepmrf.predict.result import Segmentation
+from deepmrf.predict.scales import (
+    Predictor,
+    averaged,
+    enlarged_labels,
+    grid,
+    margin,
+    mirrored,
+    predictor,
+    scaled,
+    tiled,
+    tiled_labels,
+)
+from deepmrf.unary.images import NO_ZOOM
+
+TILE = {"cpu": 1024, "cuda": 2048}
+"""The side of the tiles where none is given."""
+WHOLE = {"cpu": 2**22, "cuda": 2**24}
+"""Images of more pixels are computed in tiles."""
+MAX_PIXELS = 250_000_000
+"""Larger images are refused unless told otherwise: at about 13 bytes a pixel, this many take 3.3 GB."""
+KEPT = 2**29
+"""The most probabilities (labels times pixels) that a result holds: 2 GiB."""
+KNOWN = 1.25
+"""How many times the side of its training crops an image may have before it is shrunk."""
+
+
+def load(
+    name: str | os.PathLike[str] = "animals",
+    *more: str | os.PathLike[str],
+    device: str | torch.device | None = None,
+    scales: Sequence[float] = (1.0,),
+    flip: bool = False,
+    tile: int | None = None,
+    size: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Segmenter:
+    """A trained model, ready for images: "animals", "street", "street-fast", a folder, a hub id; several are averaged.
+
+    device: "cpu", "cuda"; the GPU if there is one. scales, flip: average over resized and mirrored images.
+    tile: side of the tiles in pixels, at full resolution. size: shrink images to this many pixels on the longer side
+    first; 0 never does, None takes 1.25 times the side of the model's training crops. max_pixels: refuse larger images.
+    """
+    if isinstance(scales, int | float):
+        scales = (float(scales),)
+    models = [open_model(one) for one in (name, *more)]
+    for other, model in zip(more, models[1:], strict=True):
+        if model.labels.names != models[0].labels.names:
+            raise ValueError(
+                f"{other} knows other labels ({', '.join(model.labels.names)}) than {name} "
+                f"({', '.join(models[0].labels.names)}): only models of equal labels can be averaged."
+            )
+    return Segmenter(models, device=device, scales=scales, flip=flip, tile=tile, size=size, max_pixels=max_pixels)
+
+
+class Segmenter:
+    """Models and how to apply them: segmenter(image) -> Segmentation. Made by `load`."""
+
+    def __init__(
+        self,
+        models: Sequence[DeepParsingNetwork],
+        *,
+        device: str | torch.device | None = None,
+        scales: Sequence[float] = (1.0,),
+        flip: bool = False,
+        tile: int | None = None,
+        size: int | None = None,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        for what, value, least in (("tile", tile, 64), ("size", size or None, 64), ("max_pixels", max_pixels, 1)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(f"{what}={value!r} must be a whole number of pixels, at least {least}.")
+        self.device = chosen_device(device)
+        self.models = [model.to(self.device).eval() for model in models]
+        self.scales, self.flip, self.tile, self.max_pixels = tuple(scales), flip, tile, max_pixels
+        self.predict = self._predict()
+        self.size = _trained_size(self.models) if size is None and tile is None else size or None
+        fields = [model.mean_field for model in self.models]
+        zooms = [getattr(model.unary, "zoom", NO_ZOOM) for model in self.models]
+        self.margin, self.step = margin(fields, self.scales), grid(fields, zooms)
+
+    def _predict(self) -> Predictor:
+        predict = averaged([predictor(model) for model in self.models])
+        predict = predict if self.scales == (1.0,) else scaled(predict, self.scales)
+        return mirrored(predict) if self.flip else predict
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: everything but the functions that are made of it."""
+        return {name: value for name, value in vars(self).items() if name != "predict"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.predict = self._predict()
+
+    @property
+    def model(self) -> DeepParsingNetwork:
+        """The first of the models."""
+        return self.models[0]
+
+    @property
+    def labels(self) -> LabelSet:
+        """Names and colours."""
+        return self.model.labels
+
+    @cached_property
+    def identity(self) -> str:
+        """A short name of models and settings together: results of equal identity are equal."""
+        digest = blake2b(digest_size=8)
+        for model in self.models:
+            config = model.config()
+            digest.update(repr([config[part] for part in ("unary", "mean_field", "labels")]).encode())
+            for name, value in model.state_dict().items():
+                digest.update(f"{name} {tuple(value.shape)}".encode())
+                digest.update(value.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8))
+        digest.update(repr((self.scales, self.flip, self.tile, self.size)).encode())
+        return digest.hexdigest()
+
+    def __call__(self, image: Any, *, probabilities: bool | None = None) -> Segmentation:
+        """The labels of one image: a path, a PIL image, (H, W), (H, W, 3 or 4) numpy, or a tensor (3, H, W).
+
+        probabilities: keep those of every label, (L, H, W); None keeps them for images that are not shrunk or tiled.
+        """
+        own = image.copy() if isinstance(image, np.ndarray) else image.clone() if isinstance(image, Tensor) else image
+        return self.batch([own], probabilities=probabilities)[0]
+
+    def batch(self, images: Sequence[Any], *, probabilities: bool | None = None) -> list[Segmentation]:
+        """The labels of images of one size, computed together where they are small; each as for a single one."""
+        if not len(images):
+            return []
+        images = [as_image(image, self.max_pixels) for image in images]
+        height, width = images[0].shape[:2]
+        if any(image.shape != images[0].shape for image in images):
+            raise ValueError(f"A batch has images of sizes {sorted({i.shape[:2] for i in images})}: give equal ones.")
+        if probabilities and len(self.labels) * height * width > KEPT:
+            raise ValueError(
+                f"The probabilities of {width} x {height} pixels and {len(self.labels)} labels would take "
+                f"{len(self.labels) * height * width * 4 / 2**30:.1f} GiB: leave them out, or cut the image up."
+            )
+        try:
+            return self._found(images, probabilities)
+        except torch.cuda.OutOfMemoryError:
+            raise ValueError(
+                f"{width} x {height} pixels do not fit into the GPU's memory: use smaller tiles, such as tile=512."
+            ) from None
+
+    def _found(self, images: Sequence[Bytes], probabilities: bool | None) -> list[Segmentation]:
+        height, width = images[0].shape[:2]
+        small = [self.shrunk(image) for image in images]
+        tile, shrunk = self._tile_for(*small[0].shape[:2]), small[0] is not images[0]
+        if tile is not None and not shrunk:
+            return [self._in_tiles(image, tile, bool(probabilities)) for image in images]
+        stack = torch.from_numpy(np.stack([one.transpose(2, 0, 1) for one in small])).to(self.device)
+        predict = self.predict if tile is None else tiled(self.predict, tile, self.margin, self.step)
+        made = []
+        for image, found in zip(images, predict(stack), strict=True):  # (L, h, w)
+            labels, confidence = enlarged_labels(found, height, width)
+            keep = probabilities if probabilities is not None else not shrunk
+            kept = _enlarged(found, height, width) if keep else None
+            made.append(Segmentation(labels, confidence, image, self.labels, kept))
+        return made
+
+    def _tile_for(self, height: int, width: int) -> int | None:
+        """The side of the tiles for an image of this size; None for the image as a whole."""
+        if self.tile is not None:
+            return self.tile if max(height, width) > self.tile else None
+        kind = self.device.type if self.device.type in TILE else "cpu"
+        largest = max(1.0, *self.scales)  # tiles are of the image as it is, and are enlarged in their turn
+        if height * width * largest**2 <= WHOLE[kind]:
+            return None
+        return max(64, int(TILE[kind] / largest))
+
+    def shrunk(self, image: Bytes) -> Bytes:
+        """The image as the network sees it: at most `size` pixels on the longer side."""
+        from PIL import Image
+
+        height, width = image.shape[:2]
+        if self.size is None or max(height, width) <= self.size:
+            return image
+        factor = self.size / max(height, width)
+        size = (max(1, round(width * factor)), max(1, round(height * factor)))
+        return np.array(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
+
+    def _in_tiles(self, image: Bytes, tile: int, keep: bool) -> Segmentation:
+        kept = np.empty((len(self.labels), *image.shape[:2]), np.float32) if keep else None
+        labels, confidence = tiled_labels(
+            self.predict, image, tile, self.margin, step=self.step, device=self.device, probabilities=kept
+        )
+        return Segmentation(labels, confidence, image, self.labels, kept)
+
+
+def _enlarged(found: Tensor, height: int, width: int) -> NDArray[np.float32]:
+    if found.shape[1:] != (height, width):
+        found = torch.nn.functional.interpolate(found[None], (height, width), mode="bilinear")[0]
+    made: NDArray[np.float32] = found.float().cpu().numpy()
+    return made
+
+
+def _trained_size(models: Sequence[DeepParsingNetwork]) -> int | None:
+    """KNOWN times the longest side of the crops that a model saw in training, if its card tells."""
+    sides = []
+    for model in models:
+        augment = model.card.recipe.get("augment") if isinstance(model.card.recipe, dict) else None
+        crop = augment.get("crop") if isinstance(augment, dict) else None
+        if isinstance(crop, list | tuple) and crop and all(isinstance(n, int) and n > 0 for n in crop):
+            sides.append(round(KNOWN * max(crop)))
+    return max(*sides, 64) if sides else None

@@ -1,0 +1,87 @@
+"""`deepmrf evaluate` as a user types it: which models it takes, and what it says of the rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from deepmrf.cli import app
+from deepmrf.data import synthetic
+from deepmrf.data.folder import write_folder
+from deepmrf.data.synthetic import LABELS
+from deepmrf.models.parsing_network import DeepParsingNetwork, save
+
+DATA = "synthetic:24x32"
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a run, with its model in it."""
+    settings = {"window": 3, "contexts": 2, "context_size": 3}
+    save(DeepParsingNetwork.build("fast", LABELS, {"width": 8}, settings).eval(), tmp_path / "run" / "model")
+    return tmp_path / "run"
+
+
+def type_in(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(*words: object) -> str:
+    """The one line that a command ends with."""
+    result = type_in("evaluate", *words)
+    assert result.exit_code == 2, result.output
+    assert len(result.output.splitlines()) == 1, result.output
+    return result.output.strip()
+
+
+def test_the_folder_of_a_run_will_do(run, tmp_path):
+    assert type_in("evaluate", run, "--data", DATA, "-o", tmp_path / "a").exit_code == 0
+    assert type_in("evaluate", run / "model", "--data", DATA, "-o", tmp_path / "b").exit_code == 0
+    a, b = ((tmp_path / name / "scores.csv").read_text() for name in "ab")
+    assert a == b
+
+
+def test_a_folder_goes_before_a_bundled_model_of_its_name(run, monkeypatch):
+    monkeypatch.chdir(run)
+    (run / "model").rename(run / "street")
+    for name in ("./street", "street"):
+        assert type_in("evaluate", name, "--data", DATA).exit_code == 0, "the bundled one knows other labels"
+
+
+def test_damaged_models_are_named(run):
+    weights, config = run / "model" / "model.safetensors", run / "model" / "config.json"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert f"The model in {run / 'model'} cannot be used" in refused(run / "model", "--data", DATA)
+    config.write_text("{}")
+    assert f"The model in {run / 'model'} cannot be used" in refused(run / "model", "--data", DATA)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--video", "--flip"], "--scales and --flip are for images"),
+        (["--device", "foo"], "device='foo' is unknown"),
+        pytest.param(["--device", "cuda"], "finds no GPU here", marks=NO_GPU),
+        (["-o", __file__], "is a file: give a folder for the scores."),
+        (["-o", f"{__file__}/new"], "is a file: give a folder for the scores."),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_before_anything_is_measured(run, words, says):
+    assert says in refused(run, "--data", DATA, *words)
+
+
+def test_other_labels_are_one_line(model_folder):
+    assert "knows other labels" in refused(model_folder, "--data", DATA)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_videos_without_masks_are_told_so(run, tmp_path):
+    write_folder(synthetic((24, 32), "val", count=1, frames=3), tmp_path / "video", "val")
+    for mask in (tmp_path / "video" / "masks").rglob("*.png"):
+        mask.unlink()
+    result = type_in("evaluate", run, "--data", f"folder:{tmp_path / 'video'}", "--video")
+    assert result.exit_code == 2
+    says = "None of these 3 images has a mask: evaluation needs labelled images."
+    assert result.output.splitlines()[-1] == says

@@ -1,0 +1,375 @@
+"""The metrics, by hand, against loops over pixels, under void, and over several processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from deepmrf.evaluation.metrics import (
+    COLUMNS,
+    SegmentationMetrics,
+    TemporalConsistency,
+    boundary_precision,
+    box_iou,
+    boxes,
+    dilate,
+    temporal_consistency,
+)
+from deepmrf.flow import Flow
+
+VOID = 255
+
+
+def scored(prediction, target, labels, **options):
+    metrics = SegmentationMetrics(labels, **{"tag_pixels": 1, **options})
+    metrics.update(prediction, target)
+    return metrics.compute()
+
+
+def same(a, b):
+    """Equal numbers, NaN equal to NaN."""
+    return a == pytest.approx(b, nan_ok=True, rel=1e-12)
+
+
+def blobs(*shape, labels, void=0.0):
+    """Label maps of a few rectangles, as real ones have regions; a share of the pixels void."""
+    ids = torch.zeros(shape, dtype=torch.int64)
+    for image in ids:
+        for _ in range(2 * labels):
+            top, left = int(torch.randint(shape[1], ())), int(torch.randint(shape[2], ()))
+            high, wide = int(torch.randint(2, 9, ())), int(torch.randint(2, 9, ()))
+            image[top : top + high, left : left + wide] = int(torch.randint(labels, ()))
+    ids[torch.rand(shape) < void] = VOID
+    return ids
+
+
+def naive(predictions, targets, labels, tag_pixels):
+    """Every definition of the module's docstring as loops over pixels, in Python's own numbers."""
+    inter, union, true, right, total = [0] * labels, [0] * labels, [0] * labels, 0, 0
+    tags, ever = [[] for _ in range(labels)], [False] * labels
+    la, ba = [[] for _ in range(labels)], [[] for _ in range(labels)]
+    for prediction, target in zip(predictions.tolist(), targets.tolist(), strict=True):
+        height, width = len(target), len(target[0])
+        pixels = [(y, x) for y in range(height) for x in range(width) if target[y][x] != VOID]
+        total += len(pixels)
+        right += sum(prediction[y][x] == target[y][x] for y, x in pixels)
+        for c in range(labels):
+            truth = {(y, x) for y, x in pixels if target[y][x] == c}
+            found = {(y, x) for y, x in pixels if prediction[y][x] == c}
+            inter[c] += len(truth & found)
+            union[c] += len(truth | found)
+            true[c] += len(truth)
+            tagged = len(truth) >= tag_pixels, len(found) >= tag_pixels
+            ever[c] |= any(tagged)
+            tags[c].append(tagged[0] == tagged[1])
+            if not tagged[0]:
+                continue
+            if not tagged[1]:
+                la[c].append(0.0)
+                continue
+            cells = [
+                {
+                    (y, x)
+                    for y in range(min(y for y, _ in region), max(y for y, _ in region) + 1)
+                    for x in range(min(x for _, x in region), max(x for _, x in region) + 1)
+                }
+                for region in (truth, found)
+            ]
+            la[c].append(len(cells[0] & cells[1]) / len(cells[0] | cells[1]))
+            if la[c][-1] <= 0.5:
+                continue
+            inside = {(y, x) for y in range(height) for x in range(width)}
+            around = ((0, 1), (1, 0), (0, -1), (-1, 0))
+            true_edge = [(y, x) for y, x in truth if any((y + a, x + b) in inside - truth for a, b in around)]
+            edge = [(y, x) for y, x in found if any((y + a, x + b) in set(pixels) - found for a, b in around)]
+            radius = max(1.0, 0.0075 * math.hypot(height, width))
+            near = [any(math.hypot(y - v, x - u) <= radius for v, u in true_edge) for y, x in edge]
+            if near:
+                ba[c].append(sum(near) / len(near))
+
+    def mean(values):
+        return sum(values) / len(values) if values else math.nan
+
+    return {
+        "iou": [i / u if u else math.nan for i, u in zip(inter, union, strict=True)],
+        "accuracy": [i / t if t else math.nan for i, t in zip(inter, true, strict=True)],
+        "ta": [mean(t) if e else math.nan for t, e in zip(tags, ever, strict=True)],
+        "la": [mean(values) for values in la],
+        "ba": [mean(values) for values in ba],
+        "pixels": right / total,
+    }
+
+
+def test_by_hand():
+    target = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0, VOID]])
+    prediction = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1], [2, 0, 0, 1]])
+    scores = scored(prediction, target, 4)
+    # class 0: six in both, and one more in each. class 1: three of four. class 2: predicted once. class 3: nowhere.
+    assert same(scores.iou_per_class, (6 / 8, 3 / 4, 0, math.nan))
+    assert same(scores.miou, (6 / 8 + 3 / 4 + 0) / 3)
+    assert same(scores.accuracy_per_class, (6 / 7, 3 / 4, math.nan, math.nan))
+    assert same(scores.pixel_accuracy, 9 / 11)
+    assert same(scores.ta_per_class, (1, 1, 0, math.nan))
+    assert same(scores.ta, 2 / 3)
+    # boxes: class 0 has 3 x 3 in both. class 1 has 2 x 2 in both, the predicted pixel under void left out
+    assert same(scores.la_per_class, (1, 1, math.nan, math.nan))
+    # boundaries of class 1, r = 1: all three predicted pixels are beside a 0 that is not void, and on true ones or next
+    assert same(scores.ba_per_class[1], 1)
+    assert scores.images == 1
+
+
+def test_boundary_by_hand():
+    truth = torch.zeros(1, 3, 9, dtype=torch.bool)
+    truth[..., :3] = True  # its boundary is column 2
+    found = torch.zeros_like(truth)
+    found[:, 0, :3] = found[:, 1, :4] = found[:, 2, :5] = True  # columns 2, 3 and 4; and what sticks out below a 0
+    valid = torch.ones(3, 9, dtype=torch.bool)
+    # (0, 2), (1, 3) and (2, 4) end rows; (2, 4) also has 0 above, (1, 3) too, (2, 3) does not: r = 1 reaches column 3
+    assert boundary_precision(truth, found, valid).tolist() == [2 / 3]
+    valid[1, 4] = valid[0, 3] = False  # (1, 3) now ends against void everywhere: it is not judged
+    assert boundary_precision(truth, found, valid).tolist() == [0.0]
+    assert boundary_precision(truth, torch.ones_like(truth), valid).isnan().all()  # no boundary at all
+
+
+@pytest.mark.parametrize("tag_pixels", [1, 5])
+@pytest.mark.parametrize("void", [0.0, 0.1])
+def test_equal_to_loops_over_pixels(tag_pixels, void):
+    target = blobs(4, 21, 26, labels=4, void=void)
+    prediction = torch.where(torch.rand(target.shape) < 0.02, blobs(4, 21, 26, labels=4), target.where(target < 4, 1))
+    prediction[1] = prediction[1].roll(2, 1)
+    expected = naive(prediction, target, 6, tag_pixels)
+    scores = scored(prediction, target, 6, tag_pixels=tag_pixels)
+    for kind in ("iou", "accuracy", "ta", "la", "ba"):
+        assert same(getattr(scores, f"{kind}_per_class"), tuple(expected[kind])), kind
+    assert same(scores.pixel_accuracy, expected["pixels"])
+    for mean, kind in (("miou", "iou"), ("mean_accuracy", "accuracy"), ("ta", "ta"), ("la", "la"), ("ba", "ba")):
+        values = [v for v in expected[kind] if not math.isnan(v)]
+        assert same(getattr(scores, mean), sum(values) / len(values)), mean
+    assert 0 < scores.ba < 1
+
+
+def test_predictions_under_void_change_nothing():
+    target = blobs(3, 30, 40, labels=5, void=0.2)
+    target[:, 10:15] = VOID
+    prediction = blobs(3, 30, 40, labels=5)
+    other = torch.where(target == VOID, torch.randint(0, 250, target.shape), prediction)  # not even ids
+    assert scored(prediction, target, 5).to_dict() == scored(other, target, 5).to_dict()
+
+
+def test_perfect_predictions_score_one():
+    target = blobs(2, 40, 50, labels=4)
+    scores = scored(target, target, 4)
+    assert (scores.miou, scores.pixel_accuracy, scores.mean_accuracy) == (1, 1, 1)
+    assert (scores.ta, scores.la, scores.ba) == (1, 1, 1)
+
+
+def test_absent_classes():
+    target, prediction = torch.zeros(4, 4, dtype=torch.int64), torch.zeros(4, 4, dtype=torch.int64)
+    assert same(scored(prediction, target, 3).iou_per_class, (1, math.nan, math.nan))
+    assert scored(prediction, target, 3).miou == 1  # absent from both: left out
+    prediction[0, 0] = 1
+    assert same(scored(prediction, target, 3).iou_per_class, (15 / 16, 0, math.nan))
+    assert same(scored(prediction, target, 3).miou, 15 / 32)  # predicted, never true: counts 0
+    assert same(scored(prediction, target, 3, tag_pixels=2).ta, 1.0)  # one stray pixel is no tag
+
+
+def test_missing_objects_localise_at_zero():
+    target = torch.zeros(6, 6, dtype=torch.uint8)
+    target[2:4, 2:4] = 1
+    scores = scored(torch.zeros_like(target), target, 2)
+    assert scores.la_per_class == (1.0, 0.0)
+    assert math.isnan(scores.ba_per_class[1])
+
+
+def test_boxes_and_their_overlap():
+    masks = torch.zeros(2, 6, 8, dtype=torch.bool)
+    masks[0, 1, 2] = masks[0, 4, 3] = True
+    masks[1, 3:, 3:] = True
+    assert boxes(masks).tolist() == [[1, 5, 2, 4], [3, 6, 3, 8]]
+    assert box_iou(boxes(masks[:1]), boxes(masks[1:])).tolist() == [2 / (8 + 15 - 2)]
+    assert box_iou(torch.tensor([[0, 1, 0, 1]]), torch.tensor([[2, 3, 2, 3]])).tolist() == [0]
+
+
+@pytest.mark.parametrize("radius", [0.5, 1.0, 1.5, 2.3, 4.5, 30.0])
+def test_dilation_is_euclidean(radius):
+    masks = torch.rand(2, 13, 17) < 0.03
+    places = torch.cartesian_prod(torch.arange(13), torch.arange(17)).double()
+    for mask, made in zip(masks, dilate(masks, radius), strict=True):
+        near = (torch.cdist(places, mask.nonzero().double()) <= radius + 1e-9).any(1)
+        assert torch.equal(made, near.view(13, 17))
+
+
+def test_batches_images_and_merged_processes_are_the_same():
+    target, prediction = blobs(6, 30, 40, labels=5, void=0.05), blobs(6, 30, 40, labels=5)
+    prediction = torch.where(torch.rand(target.shape) < 0.9, target.where(target < 5, 0), prediction)
+    whole = scored(prediction, target, 5).to_dict()
+    one_by_one = SegmentationMetrics(5, tag_pixels=1)
+    for image in range(6):
+        one_by_one.update(prediction[image], target[image])
+    parts = [SegmentationMetrics(5, tag_pixels=1) for _ in range(2)]
+    for part, images in zip(parts, (slice(0, 4), slice(4, 6)), strict=True):
+        part.update(prediction[images], target[images])
+    parts[0].merge(parts[1])
+    for made in (one_by_one.compute().to_dict(), parts[0].compute().to_dict()):
+        for name, value in whole.items():
+            assert made[name] == pytest.approx(value), name
+    one_by_one.reset()
+    with pytest.warns(UserWarning, match="before the ``update``"), pytest.raises(ValueError, match="nothing to score"):
+        one_by_one.compute()
+
+
+PROCESS = """
+    import json, sys, torch
+    from deepmrf.evaluation.metrics import SegmentationMetrics
+    rank, file = int(sys.argv[1]), sys.argv[2]
+    torch.distributed.init_process_group("gloo", init_method="file://" + file, rank=rank, world_size=2)
+    torch.manual_seed(0)
+    target = torch.randint(0, 4, (5, 3, 4)).repeat_interleave(6, 1).repeat_interleave(6, 2)
+    prediction = torch.where(torch.rand(target.shape) < 0.95, target, 0)
+    shared, alone = SegmentationMetrics(4), SegmentationMetrics(4, sync_on_compute=False)
+    shared.update(prediction[rank::2], target[rank::2])  # three images and two
+    alone.update(prediction, target)
+    print(json.dumps([shared.compute().to_dict(), alone.compute().to_dict()]))
+    torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_real_processes(tmp_path):
+    if not torch.distributed.is_available():
+        pytest.skip("this PyTorch has no torch.distributed")
+    command = [sys.executable, "-c", textwrap.dedent(PROCESS)]
+    started = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in started:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        shared, alone = json.loads(output.splitlines()[-1])
+        assert shared["images"] == 5
+        for name, value in alone.items():
+            assert shared[name] == pytest.approx(value), name
+
+
+def test_scores_for_tables_and_json():
+    target, prediction = torch.zeros(4, 4, dtype=torch.int64), torch.zeros(4, 4, dtype=torch.int64)
+    target[0] = 1
+    scores = scored(prediction, target, 3, names=("sky", "road", "cow"))
+    rows = scores.rows()
+    assert [row[0] for row in rows] == ["sky", "road", "cow", "mean"]
+    assert all(len(row) == len(COLUMNS) for row in rows)
+    made = scores.to_dict()
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    assert made["iou_per_class"] == {"sky": 0.75, "road": 0.0, "cow": None}
+    assert "cow" in str(scores)
+    assert "37.5" in str(scores).splitlines()[-2]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "target", "error", "message"),
+    [
+        (torch.zeros(4, 4).long(), torch.full((4, 4), 9), ValueError, "target holds 9, but ids must be 0 .. 2, or 255"),
+        (torch.full((4, 4), 3), torch.zeros(4, 4).long(), ValueError, "prediction holds 3"),
+        (torch.full((4, 4), -1), torch.zeros(4, 4).long(), ValueError, "prediction holds -1"),
+        (torch.full((4, 4), 255), torch.zeros(4, 4).long(), ValueError, "prediction holds 255"),
+        (torch.zeros(4, 5).long(), torch.zeros(4, 4).long(), ValueError, "of the same size"),
+        (torch.zeros(1, 3, 4, 4).long(), torch.zeros(1, 3, 4, 4).long(), ValueError, r"\(B, H, W\) or \(H, W\)"),
+        (torch.zeros(4, 4), torch.zeros(4, 4).long(), TypeError, "prediction is torch.float32.*argmax"),
+        ([[0]], torch.zeros(1, 1).long(), TypeError, "prediction is list"),
+    ],
+    ids=["target id", "id", "negative", "void predicted", "sizes", "axes", "logits", "list"],
+)
+def test_errors_say_what_to_do(prediction, target, error, message):
+    metrics = SegmentationMetrics(3)
+    with pytest.raises(error, match=message):
+        metrics.update(prediction, target)
+
+
+def test_constructor_errors():
+    with pytest.raises(ValueError, match="labels=0"):
+        SegmentationMetrics(0)
+    with pytest.raises(ValueError, match="is one of the 300 labels"):
+        SegmentationMetrics(300)
+    with pytest.raises(ValueError, match="2 names for 3 labels"):
+        SegmentationMetrics(3, names=["a", "b"])
+
+
+# Temporal consistency
+
+
+def steps(columns, reliable=None):
+    """Two frames one row high: the flow back from the second, along x."""
+    back = torch.zeros(1, 2, 1, 1, len(columns))
+    back[0, 0, 0, 0] = torch.tensor(columns)
+    sure = torch.ones_like(back[:, :1]) if reliable is None else torch.tensor(reliable).view(back[:, :1].shape)
+    return Flow(torch.zeros_like(back), back, sure, sure)
+
+
+def test_temporal_consistency_by_hand():
+    labels = torch.tensor([[[0, 1, 1, 2, 2]], [[0, 0, 1, 1, 2]]])
+    # Everything has moved one to the right; what enters at the left was not in the picture.
+    assert temporal_consistency(labels, steps([-1.0] * 5)) == 4 / 4
+    assert temporal_consistency(labels, steps([0.0] * 5)) == 3 / 5
+    assert temporal_consistency(labels, steps([0.0] * 5, reliable=[True, True, False, False, True])) == 2 / 3
+    # To the nearest pixel: 0.6 is one on, 0.4 is none.
+    assert temporal_consistency(labels, steps([-0.4, -0.6, -0.6, -0.6, -0.6])) == 5 / 5
+    # Void in either frame does not count.
+    labels[0, 0, 1] = labels[1, 0, 4] = VOID
+    assert temporal_consistency(labels, steps([0.0] * 5)) == 2 / 3
+    assert temporal_consistency(labels, steps([0.0] * 5), ignore=2) == 2 / 3
+
+
+def test_temporal_consistency_against_loops():
+    labels = blobs(6, 12, 9, labels=4, void=0.1).view(2, 3, 12, 9)
+    ways, sure = 2 * torch.randn(2, 2, 2, 2, 12, 9), torch.rand(2, 2, 1, 2, 12, 9) < 0.7
+    flow = Flow(*ways, *sure)
+    agree = count = 0
+    for b in range(2):
+        for t in range(1, 3):
+            for y in range(12):
+                for x in range(9):
+                    dx, dy = flow.backward[b, :, t - 1, y, x].tolist()
+                    there = -0.5 <= x + dx <= 8.5 and -0.5 <= y + dy <= 11.5
+                    if not there or not flow.backward_reliable[b, 0, t - 1, y, x]:
+                        continue
+                    now, then = labels[b, t, y, x], labels[b, t - 1, min(round(y + dy), 11), min(round(x + dx), 8)]
+                    if now != VOID and then != VOID:
+                        count += 1
+                        agree += int(now == then)
+    assert count > 100
+    assert temporal_consistency(labels, flow) == pytest.approx(agree / count)
+    parts = [TemporalConsistency(), TemporalConsistency()]
+    for b, metric in enumerate(parts):
+        for t in (0, 1):
+            one = Flow(*(x[b : b + 1] for x in vars(flow).values())).cut(t, t + 2)
+            metric.update(labels[b, t : t + 2].to(torch.uint8), one)
+    parts[0].merge_state(parts[1])
+    assert parts[0].compute().item() == pytest.approx(agree / count)
+
+
+def test_one_frame_says_nothing_of_consistency():
+    flow = Flow(torch.zeros(1, 2, 0, 4, 5), torch.zeros(1, 2, 0, 4, 5))
+    assert math.isnan(temporal_consistency(torch.zeros(1, 4, 5, dtype=torch.int64), flow))
+
+
+def test_unknown_flow_does_not_count():
+    back = torch.zeros(1, 2, 1, 1, 4)
+    back[..., 0], back[..., 1] = 1.666e9, math.nan
+    labels = torch.tensor([[[1, 1, 0, 0]], [[0, 0, 0, 1]]])
+    assert temporal_consistency(labels, Flow(torch.zeros_like(back), back)) == 1 / 2
+
+
+def test_temporal_consistency_says_what_it_wants():
+    flow = steps([0.0] * 5)
+    with pytest.raises(TypeError, match=r"labels is torch\.float32, but must hold label ids"):
+        temporal_consistency(torch.zeros(2, 1, 5), flow)
+    with pytest.raises(ValueError, match=r"labels has shape \(3, 1, 5\), the flow is of clips \(1, 2, 1, 5\)"):
+        temporal_consistency(torch.zeros(3, 1, 5, dtype=torch.int64), flow)
+    with pytest.raises(TypeError, match=r"flow is a Tensor: pass a deepmrf\.flow\.Flow"):
+        temporal_consistency(torch.zeros(2, 1, 5, dtype=torch.int64), torch.zeros(3))

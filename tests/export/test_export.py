@@ -1,0 +1,388 @@
+"""Exported files say what the model says: at sizes that were not traced, on photographs, through the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional
+from typer.testing import CliRunner
+
+import deepmrf
+from deepmrf import MeanField, ops, unary
+from deepmrf.cli import app
+from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.export import check, check_ending, export, program
+from deepmrf.export import onnx as onnx_file
+from deepmrf.models.parsing_network import DeepParsingNetwork, save
+from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_zoom, enlarge, unzoomed, zoomed
+
+data = pytest.importorskip("skimage.data")
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+LABELS = 5
+SIZES = ((45, 71), (64, 32), (17, 128), (3, 5), (1, 1), (2, 1100))
+"""Odd, even, narrower than a window, a single pixel, and longer than BANDED; the traced one is 65 x 97."""
+FIELDS = {
+    "none": None,
+    "gaussian-51": {"kernel": "gaussian", "gate": False, "window": 51},
+    "gaussian-even-gate": {"kernel": "gaussian", "window": (10, 8), "contexts": 3, "context_size": (4, 3)},
+    "gaussian-smooth-normalised-twice": {
+        "kernel": "gaussian",
+        "gate": False,
+        "window": 21,
+        "smoothness": True,
+        "normalize": True,
+        "iterations": 2,
+        "contexts": 2,
+    },
+    "gaussian-anisotropic-no-contexts": {"kernel": "gaussian", "window": (5, 30), "spacing": (2.0, 0.5), "contexts": 0},
+    "gaussian-positions-stride": {"kernel": "gaussian", "gate": False, "window": 9, "features": 0, "context_stride": 2},
+    "distance-50": {"kernel": "distance", "window": 50},
+    "distance-even-no-gate-rank": {
+        "kernel": "distance",
+        "gate": False,
+        "window": (6, 13),
+        "spacing": (1.5, 1.0),
+        "context_rank": 4,
+    },
+    "distance-positions-sigmoid": {
+        "kernel": "distance",
+        "window": 7,
+        "features": 0,
+        "unary": "sigmoid",
+        "iterations": 2,
+    },
+}
+
+
+class Colours(nn.Module):
+    """A network of one convolution at half the size, cropped on the way back: quick to trace."""
+
+    def __init__(self, zoom=1):
+        super().__init__()
+        self.normalise, self.zoom = Normalise(IMAGENET_MEAN, IMAGENET_STD), check_zoom(zoom)
+        self.classify = nn.Conv2d(3, LABELS, 3, padding=1)
+
+    def forward(self, image):
+        seen = zoomed(self.normalise(image), self.zoom)
+        half = functional.max_pool2d(seen, 2, ceil_mode=True)
+        return unzoomed(enlarge(self.classify(half), 2, seen.shape[-2:]), image.shape[-2:], self.zoom)
+
+
+def some_labels(count=LABELS):
+    return LabelSet(tuple(f"label {i}" for i in range(count)), distinct_colours(count))
+
+
+def lively(model, strength=0.3):
+    """Random weights that matter: with those of the start, logits are all alike and the mean field does nothing."""
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.startswith("unary.classify"):
+                value.normal_(0, 1)
+            elif "label_contexts" in name:
+                value.normal_(0, strength)
+        field = model.mean_field
+        if field is not None and field.label_contexts is None:
+            field.triple_penalty.scale.fill_(3.0)
+            field.triple_penalty.shift.fill_(0.1)
+    return model.eval()
+
+
+def small_model(settings, zoom=1):
+    field = None if settings is None else MeanField(LABELS, **settings)
+    return lively(DeepParsingNetwork(Colours(zoom), field, some_labels()))
+
+
+def photograph(size, name="chelsea"):
+    """The middle of the photograph, side by side with itself, (1, 3, H, W)."""
+    [part] = check.cut(np.tile(getattr(data, name)(), (1, 3, 1)), [size])
+    return torch.from_numpy(part.copy()).permute(2, 0, 1)[None]
+
+
+def batch():
+    """Three photographs at once."""
+    return torch.cat([photograph((40, 51), name) for name in ("chelsea", "astronaut", "coffee")])
+
+
+def answer(model, image):
+    with torch.no_grad():
+        return model(image)
+
+
+@pytest.mark.parametrize("settings", FIELDS.values(), ids=FIELDS.keys())
+def test_onnx_equals_the_model_at_other_sizes(settings, tmp_path):
+    model = small_model(settings)
+    onnx_file.write_onnx(model, tmp_path / "model.onnx")
+    run = check.runner(tmp_path / "model.onnx")
+    for size in SIZES:
+        image = photograph(size)
+        expected = answer(model, image)
+        assert expected.shape == (1, LABELS, *size)
+        torch.testing.assert_close(run(image), expected, rtol=0, atol=2e-5, msg=lambda m, size=size: f"{size}: {m}")
+    several = batch()
+    expected = answer(model, several)
+    torch.testing.assert_close(run(several), expected, rtol=0, atol=2e-5)
+    assert (expected[0] - expected[1]).abs().max() > 0.5
+    if settings is not None:  # the mean field has a say, or nothing of it was compared
+        assert (expected - model.log_unary(several)).abs().max() > 0.1
+
+
+def test_a_zoomed_network_at_other_sizes(tmp_path):
+    model = small_model(None, zoom=1.5)
+    onnx_file.write_onnx(model, tmp_path / "model.onnx")
+    export(model, tmp_path / "model.pt2", check.cut(data.chelsea(), [(64, 96)]))
+    run, program_too = (check.runner(tmp_path / name) for name in ("model.onnx", "model.pt2"))
+    for size in SIZES:
+        image = photograph(size)
+        expected = answer(model, image)
+        torch.testing.assert_close(run(image), expected, rtol=0, atol=2e-5, msg=lambda m, size=size: f"{size}: {m}")
+        if min(size) > 16:  # smaller ones are refused by programs
+            assert torch.equal(program_too(image), expected)
+
+
+def test_the_gaussians_weights_keep_their_precision_for_narrow_colours(tmp_path):
+    """|I_j|^2 + |I_z|^2 - 2 I_j I_z loses everything when colours are divided by a small bandwidth first."""
+    model = small_model({"kernel": "gaussian", "gate": False, "window": 15, "contexts": 0, "average": False})
+    with torch.no_grad():
+        model.mean_field.triple_penalty.log_colour_width.fill_(np.log(0.01))
+    onnx_file.write_onnx(model, tmp_path / "model.onnx")
+    image = photograph((60, 75))
+    penalty = model.mean_field.triple_penalty
+    with torch.no_grad():
+        log_p = model.log_unary(image).double()
+        weights, widths = penalty.weights().double(), penalty.widths().double()
+        t = ops.gaussian_penalty(log_p.exp(), image.double() / 255, weights, widths, (15, 15), gate=False)
+        expected = (log_p - t).log_softmax(1)
+    actual = check.runner(tmp_path / "model.onnx")(image).double()
+    assert (actual - expected).abs().max() < 5e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["gaussian-positions-stride", "distance-50"])
+def test_a_program_is_the_model_at_other_sizes(name, tmp_path):
+    model = small_model(FIELDS[name])
+    found = export(model, tmp_path / "model.pt2", check.cut(data.chelsea(), [(64, 96), (71, 120)]))
+    assert [(one.height, one.width, one.difference) for one in found] == [(64, 96, 0.0), (71, 120, 0.0)]
+    run = check.runner(tmp_path / "model.pt2")
+    for image in [*map(photograph, ((96, 64), (33, 41), (34, 40))), batch()]:
+        assert torch.equal(run(image), answer(model, image))
+
+
+def test_a_deeper_networks_program_at_other_sizes():
+    settings = {"kernel": "gaussian", "window": 9, "smoothness": True, "normalize": True}
+    model = lively(DeepParsingNetwork.build("strong", some_labels(), {"width": 8}, settings))
+    run = program.trace(model).module()
+    for size in ((32, 48), (33, 47)):
+        assert torch.equal(run(photograph(size)), answer(model, photograph(size)))
+
+
+def test_a_program_needs_no_more_than_the_operators(tmp_path):
+    model = small_model(FIELDS["gaussian-even-gate"])
+    export(model, tmp_path / "model.pt2", check.cut(data.chelsea(), [(30, 41)]))
+    image = photograph((37, 26))
+    np.save(tmp_path / "image.npy", image.numpy())
+    code = (
+        f"import sys, numpy, torch, deepmrf.ops; torch.set_num_threads({torch.get_num_threads()});"
+        "facts = {'labels.txt': ''};"
+        "program = torch.export.load(sys.argv[1], extra_files=facts).module();"
+        "numpy.save(sys.argv[3], program(torch.from_numpy(numpy.load(sys.argv[2]))).numpy());"
+        "print(facts['labels.txt'])"
+    )
+    words = [str(tmp_path / name) for name in ("model.pt2", "image.npy", "out.npy")]
+    said = subprocess.run([sys.executable, "-W", "ignore", "-c", code, *words], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout) == [f"label {i}" for i in range(LABELS)]
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), answer(model, image).numpy())
+
+
+def type_in(*words):
+    return CliRunner().invoke(app, ["export", *map(str, words)], env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def test_a_model_of_full_size_through_the_command(tmp_path, monkeypatch, capsys):
+    """The bundled models' kind. Tracing it takes long, so all that is asked of its file is asked here."""
+    settings = {"kernel": "gaussian", "gate": False, "window": 51, "contexts": 5, "context_size": 9}
+    model = lively(DeepParsingNetwork.build("fast", some_labels(11), {}, settings), 0.1)
+    save(model, tmp_path / "model")
+    Image.fromarray(data.chelsea()).save(tmp_path / "photo.jpg", quality=95)
+    file = tmp_path / "new" / "model.onnx"
+    said = type_in(tmp_path / "model", "-o", file, "--image", tmp_path / "photo.jpg")
+    assert said.exit_code == 0, said.output
+    rows = re.findall(r"(\d+) x (\d+)\s+(\S+)\s+(\d+) ms\s+(\d+) ms", said.output)
+    assert [row[:2] for row in rows] == [("300", "451"), ("273", "351")]  # as much of the cat as there is
+    assert all(float(row[2]) <= 1e-4 for row in rows)
+    assert f"Wrote {file}" in said.output
+    assert [path.name for path in file.parent.iterdir()] == ["model.onnx"]
+    for photo in (data.astronaut(), data.chelsea()):
+        image = torch.from_numpy(photo).permute(2, 0, 1)[None].contiguous()
+        expected = answer(model, image)
+        assert (check.runner(file)(image) - expected).abs().max() < 1e-4
+        assert expected.std() > 0.3
+    check_what_it_says_of_itself(file, model.labels)
+    check_that_it_is_standard(file, sum(value.numel() * 4 for value in model.state_dict().values()))
+    monkeypatch.chdir(tmp_path)
+    check_the_lines_in_the_docs(file, capsys)
+
+
+def check_what_it_says_of_itself(file, labels):
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    [image], [out] = session.get_inputs(), session.get_outputs()
+    assert (image.name, image.type, image.shape) == ("image", "tensor(uint8)", ["batch", 3, "height", "width"])
+    assert (out.name, out.type, out.shape) == ("log_probabilities", "tensor(float)", ["batch", 11, "height", "width"])
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["labels"]) == list(labels.names)
+    assert json.loads(facts["colours"]) == [list(colour) for colour in labels.colours]
+    assert facts["deepmrf"] == deepmrf.__version__
+    assert session.get_modelmeta().producer_name == "deepmrf"
+
+
+def check_that_it_is_standard(file, weights):
+    made = onnx.load(file)
+    onnx.checker.check_model(made, full_check=True)
+    assert [(o.domain, o.version) for o in made.opset_import] == [("", 18)]
+    assert not made.functions
+    assert len(made.graph.node) < 400  # the window's 2,600 offsets are not spelt out
+    assert file.stat().st_size < weights + 2**20
+
+
+def check_the_lines_in_the_docs(file, capsys):
+    docs = Path(__file__).parents[2] / "docs" / "export.md"
+    [code] = [part for part in re.findall(r"```python\n(.*?)```", docs.read_text(), re.S) if "onnxruntime" in part]
+    Path("model.onnx").symlink_to(file)
+    scope = {}
+    exec(code, scope)
+    assert scope["labels"].shape == (300, 451)
+    assert re.search(r"label \d+", capsys.readouterr().out)
+
+
+def broken(monkeypatch, by):
+    """Files that differ from the model by `by` in one value."""
+    real = check.runner
+
+    def wrong(path):
+        run = real(path)
+
+        def off(image):
+            out = run(image).clone()
+            out[0, 0, 0, 0] += by
+            return out
+
+        return off
+
+    monkeypatch.setattr(check, "runner", wrong)
+
+
+@pytest.mark.parametrize("by", [3e-4, float("nan"), float("inf")])
+def test_a_file_that_differs_is_an_error_and_leaves_nothing(by, tmp_path, monkeypatch):
+    broken(monkeypatch, by)
+    with pytest.raises(ArithmeticError, match=r"differs .* more than 0.0001: nothing was written"):
+        export(small_model(None), tmp_path / "model.pt2", check.cut(data.chelsea(), [(30, 41)]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_higher_tolerance_accepts_what_the_usual_one_does_not(tmp_path, monkeypatch):
+    broken(monkeypatch, 3e-4)
+    images = check.cut(data.chelsea(), [(30, 41)])
+    [found] = export(small_model(None), tmp_path / "model.pt2", images, tolerance=5e-4)
+    assert found.difference == pytest.approx(3e-4, rel=0.05)
+    assert (tmp_path / "model.pt2").exists()
+    save(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None), tmp_path / "fast")
+    said = type_in(tmp_path / "fast", "-o", tmp_path / "fast.pt2", "--tolerance", "-1")
+    assert said.exit_code == 2
+    assert "tolerance" in said.output
+
+
+def test_a_failed_export_leaves_the_file_before_it(tmp_path, monkeypatch):
+    (tmp_path / "model.pt2").write_text("precious")
+    broken(monkeypatch, 1.0)
+    with pytest.raises(ArithmeticError):
+        export(small_model(None), tmp_path / "model.pt2", check.cut(data.chelsea(), [(30, 41)]))
+    assert (tmp_path / "model.pt2").read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_model_itself_is_left_alone():
+    model = small_model(FIELDS["distance-50"]).double().train()
+    program.trace(model)
+    assert model.training
+    assert next(model.parameters()).dtype == torch.float64
+    assert next(model.parameters()).requires_grad
+
+
+def test_learned_filters_and_clips_are_refused(tmp_path):
+    model = small_model({"kernel": "learned", "window": 3, "size": (8, 9)})
+    for name in ("model.onnx", "model.pt2"):
+        with pytest.raises(ValueError, match=r"kernel='learned'.*fix the size.*'gaussian' or 'distance'"):
+            export(model, tmp_path / name)
+    with pytest.raises(ValueError, match=r"for clips or volumes.*images"):
+        export(small_model(FIELDS["distance-50"]).inflate(), tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["model.pth", "model", "onnx"])
+def test_unknown_endings(name, tmp_path):
+    said = type_in(tmp_path, "-o", tmp_path / name)
+    assert said.exit_code == 2
+    assert re.search(r"ends neither in \.onnx .* nor in \.pt2 .*: name it", said.output)
+
+
+def test_an_unknown_model(tmp_path):
+    said = type_in(tmp_path / "nothing", "-o", tmp_path / "model.onnx")
+    assert said.exit_code == 2
+    assert "nothing" in said.output
+    assert "Traceback" not in said.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unreadable_photograph(tmp_path):
+    (tmp_path / "cat.png").write_text("no picture")
+    said = type_in(tmp_path, "-o", tmp_path / "model.onnx", "--image", tmp_path / "cat.png")
+    assert said.exit_code == 2
+    assert re.search(r"cat\.png cannot be read", said.output)
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    real = onnx_file.find_spec
+    monkeypatch.setattr(onnx_file, "find_spec", lambda name: None if name.startswith("onnx") else real(name))
+    said = type_in(tmp_path, "-o", tmp_path / "model.onnx")
+    assert said.exit_code == 2
+    assert "pip install onnx onnxscript onnxruntime." in " ".join(said.output.split())
+
+
+def test_importing_deepmrf_brings_no_onnx():
+    code = "import deepmrf, deepmrf.export, deepmrf.cli, sys; print(*[n for n in sys.modules if n.startswith('onnx')])"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not said.stdout.split()
+
+
+def test_batch_norm_without_writing_in_place_is_the_same_bit_for_bit(monkeypatch):
+    """The fast network's rectifier writes in place but while it is traced."""
+    network = unary.build("fast", 3, width=16).eval()
+    image = photograph((43, 58))
+    before = answer(network, image)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert torch.equal(answer(network, image), before)
+
+
+def test_small_photographs_are_compared_at_two_sizes():
+    image = np.zeros((100, 120, 3), np.uint8)
+    assert [one.shape[:2] for one in check.cut(image)] == [(100, 120), (75, 90)]
+    assert [one.shape[:2] for one in check.cut(data.astronaut())] == [(360, 480), (273, 351)]
+    with pytest.raises(ValueError, match="An image of 120 x 10 is too small to compare on"):
+        check.cut(image[:10])
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "m.pt2").mkdir()
+    with pytest.raises(ValueError, match=r"m\.pt2 is a folder: name a file"):
+        check_ending(tmp_path / "m.pt2")

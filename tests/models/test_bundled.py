@@ -1,0 +1,78 @@
+"""The models that ship: small, calibrated, documented, and right about a cat, an astronaut and streets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from skimage import data
+
+import deepmrf
+from deepmrf.data import open_data
+from deepmrf.evaluation.evaluate import evaluate
+from deepmrf.models.names import PRETRAINED, bundled, judge, open_model
+from deepmrf.predict.scales import predictor
+from deepmrf.training import recipe as recipes
+
+MODELS = ("animals", "street", "street-fast")
+CAMVID = Path(os.environ.get("DEEPMRF_DATA") or Path(__file__).parents[2].parent / "shared" / "data") / "camvid"
+
+
+def test_these_ship():
+    assert tuple(bundled()) == MODELS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_small_and_documented(name):
+    model = open_model(name)
+    judge(model.config())
+    weights = PRETRAINED / name / "model.safetensors"
+    assert weights.stat().st_size <= 12 << 20
+    with safe_open(weights, "pt") as file:
+        kinds = {file.get_tensor(key).dtype for key in file.keys() if file.get_tensor(key).dim() > 1}  # noqa: SIM118
+    assert kinds == {torch.float16}
+    scores = model.card.metrics["val"]
+    assert model.card.metrics["seed"] == 0
+    assert {"unary", "triple penalty", "label contexts", "joint", "joint, network alone"} <= set(scores)
+    finished, alone = list(scores)[-2:]
+    assert f"temperature {model.mean_field.temperature:g}" in finished
+    assert alone == f"{finished}, network alone"
+    assert scores[finished]["miou"] > scores[alone]["miou"]
+    known = recipes.load(Path(__file__).parents[2] / "recipes" / f"{name}.toml")
+    assert known.temperature == model.mean_field.temperature
+    assert known.zoom == (0 if name != "street" else float(model.unary.zoom))
+
+
+def test_a_cat_is_a_cat_and_an_astronaut_a_person():
+    segment = deepmrf.load("animals")
+    for picture, label, least in ((data.chelsea(), "cat", 0.7), (data.astronaut(), "person", 0.3)):
+        found = segment(picture)
+        shares = {name: float(found[name].mean()) for name in found.names}
+        assert shares[label] > least, shares
+        others = [share for name, share in shares.items() if name not in (label, "background")]
+        assert max(others) < 0.02, shares
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_the_mrf_changes_a_little(name):
+    model = open_model(name)
+    image = torch.from_numpy(data.astronaut()[:201, 100:363]).permute(2, 0, 1)[None]
+    before, after = model.log_unary(image), model(image)
+    assert after.shape == (1, len(model.labels), 201, 263)
+    torch.testing.assert_close(after.exp().sum(1), torch.ones(1, 201, 263), rtol=0, atol=1e-4)
+    assert 0 < float((before.argmax(1) != after.argmax(1)).float().mean()) < 0.2
+
+
+@pytest.mark.skipif(not CAMVID.is_dir(), reason="CamVid is not here")
+@pytest.mark.parametrize(("name", "least"), [("street", 0.6), ("street-fast", 0.58)])
+def test_streets(name, least):
+    frames = open_data(f"camvid:{CAMVID}", "val")
+    some = frames.subset(list(frames)[::25])
+    model = open_model(name)
+    whole, alone = (evaluate(predictor(part), some) for part in (model, model.log_unary))
+    assert whole.miou > least
+    assert whole.pixel_accuracy > max(alone.pixel_accuracy, 0.93)

@@ -1,0 +1,100 @@
+"""A model for images turned into one for clips: the same answers at first, and every kind of input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.flow import Flow, estimate
+from deepmrf.models.parsing_network import DeepParsingNetwork, load, save
+
+LABELS = LabelSet(("a", "b", "c"), distinct_colours(3))
+
+
+def model(kernel="gaussian", contexts=2):
+    made = DeepParsingNetwork.build(
+        "fast", LABELS, {"width": 8}, {"window": 5, "kernel": kernel, "contexts": contexts, "context_size": 3}
+    )
+    with torch.no_grad():
+        for parameter in made.mean_field.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+        if kernel == "gaussian":
+            made.mean_field.triple_penalty.log_colour_width.zero_()  # so that colours at random are alike
+            made.mean_field.triple_penalty.scale.add_(3.0)
+    return made.eval()
+
+
+def clip(frames=4):
+    random = np.random.default_rng(0)
+    picture = random.integers(0, 256, (48, 60, 3), dtype=np.uint8)
+    return np.stack([np.roll(picture, t, 1)[:40, :52] for t in range(frames)])  # (T, H, W, 3)
+
+
+def tensor(frames):
+    return torch.from_numpy(frames).permute(3, 0, 1, 2)[None].contiguous()
+
+
+@pytest.mark.parametrize(("kernel", "contexts"), [("gaussian", 2), ("distance", 2), ("gaussian", 0)])
+@torch.no_grad()
+def test_inflated_it_gives_every_frame_what_it_gave_before(kernel, contexts):
+    flat = model(kernel, contexts)
+    deep = flat.inflate()
+    frames = tensor(clip())
+    expected = torch.stack([flat(frames[:, :, t]) for t in range(4)], 2)
+    assert (
+        expected.exp() - torch.stack([flat.log_unary(frames[:, :, t]) for t in range(4)], 2).exp()
+    ).abs().max() > 0.01
+    torch.testing.assert_close(flat(frames), expected, rtol=0, atol=1e-5)  # frames are images to it
+    torch.testing.assert_close(deep(frames), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(deep(frames, estimate(clip())), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(deep(frames[:, :, 1]), expected[:, :, 1], rtol=0, atol=2e-5)  # a clip of one frame
+
+
+@torch.no_grad()
+def test_frames_count_once_the_weights_do(tmp_path):
+    deep = model().inflate(3, 3)
+    deep.mean_field.triple_penalty.frame_weights.fill_(1.0)
+    deep.mean_field.label_contexts.weight.add_(torch.randn_like(deep.mean_field.label_contexts.weight) * 0.3)
+    frames, flow = tensor(clip()), estimate(clip())
+    rigid, linked = deep(frames), deep(frames, flow)
+    assert (rigid.exp() - linked.exp()).abs().max() > 1e-3
+    save(deep, tmp_path)
+    again = load(tmp_path)
+    assert again.mean_field.settings == deep.mean_field.settings
+    assert torch.equal(again(frames, flow), linked)
+    assert torch.equal(again(frames), rigid)
+
+
+def test_inflating_leaves_the_old_model_alone():
+    flat = model()
+    deep = flat.inflate()
+    before = {name: value.clone() for name, value in flat.state_dict().items()}
+    with torch.no_grad():
+        for parameter in deep.parameters():
+            parameter.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in flat.state_dict().items())
+    assert not deep.training
+
+
+def test_errors_say_what_to_do():
+    flat, frames, flow = model(), tensor(clip()), estimate(clip())
+    with pytest.raises(ValueError, match="inflated model"):
+        flat(frames, flow)
+    with pytest.raises(ValueError, match="inflated model"):
+        flat.inflate()(frames[:, :, 0], flow)
+    with pytest.raises(ValueError, match="no mean field"):
+        DeepParsingNetwork(flat.unary, None, LABELS).inflate()
+    with pytest.raises(ValueError, match="Only layers for images"):
+        flat.inflate().inflate()
+    short = Flow(flow.forward[:, :, :1], flow.backward[:, :, :1])
+    with pytest.raises(ValueError, match="same"):
+        flat.inflate()(frames, short)
+
+
+@torch.no_grad()
+def test_a_network_of_volumes_takes_them_whole():
+    volumes = DeepParsingNetwork.build("volume", LABELS, {"width": 8}, {"dims": 3, "window": 3, "features": 1}).eval()
+    assert volumes.for_volumes
+    assert volumes(torch.randn(1, 1, 5, 6, 7)).shape == (1, 3, 5, 6, 7)

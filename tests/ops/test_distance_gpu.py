@@ -1,0 +1,178 @@
+"""The Triton distance kernel against plain torch in float64: on the GPU, or in Triton's interpreter without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from deepmrf.ops import distance
+from deepmrf.ops.distance import gpu as distance_triton
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if CUDA else "cpu"
+runs_here = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs in a subprocess, interpreted")
+
+CASES = [  # shape of q, features, window, spacing, gate
+    ((2, 3, 9, 13), 3, (4, 5), (1.0, 1.0), True),
+    ((1, 2, 6, 40), 1, (3, 3), (1.0, 0.5), True),
+    ((1, 1, 1, 1), 2, (3, 3), (1.0, 1.0), True),
+    ((1, 3, 10, 70), 3, (7, 50), (0.5, 2.0), True),
+    ((2, 2, 12, 17), 3, (100, 100), (1.0, 1.0), False),
+    ((2, 3, 65), 2, (8,), (1.5,), True),
+    ((1, 2, 34, 9), 4, (20, 6), (1.0, 1.0), True),
+    ((2, 2, 3, 3, 9), 3, (2, 2, 5), (2.0, 1.0, 0.5), True),
+    ((1, 2, 2, 5, 40), 0, (8, 3, 2), (1.0, 1.0, 1.0), False),
+]
+
+
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="runs here")
+def test_interpreted() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def _inputs(shape: tuple[int, ...], maps: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    q = torch.rand(shape, device=DEVICE).to(dtype)
+    features = torch.rand(shape[0], maps, *shape[2:], device=DEVICE) * 255
+    return q, features, torch.tensor([1e-3, 0.7, -0.2], device=DEVICE)
+
+
+def _close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+    assert found.shape == wanted.shape
+    scale = wanted.abs().max().item()
+    assert torch.isfinite(found).all()
+    assert (found.double() - wanted).abs().max().item() <= tolerance * scale + 1e-30
+
+
+def _compare(
+    q: Tensor,
+    features: Tensor,
+    weights: Tensor,
+    window: tuple[int, ...],
+    spacing: tuple[float, ...],
+    gate: bool,
+    tolerance: float = 2e-5,
+) -> None:
+    grad = torch.randn(q.shape, device=q.device).to(q.dtype)
+    assert distance_triton.IMPLEMENTATION.suits(q, features, weights, window)
+    out, kept = distance_triton.IMPLEMENTATION.forward(q, features, weights, window, spacing, gate, True)
+    wide = [t.double() for t in (q, features, weights)]
+    want, want_kept = distance._forward(*wide, window, spacing, gate, True)
+    _close(out, want, tolerance)
+    _close(kept, want_kept, tolerance)
+    back = distance_triton.IMPLEMENTATION.backward(grad, kept, q, features, weights, window, spacing, gate, False)
+    want_back = distance._backward(grad.double(), kept.double(), *wide, window, spacing, gate, False)
+    _close(back[0], want_back[0], tolerance)
+    for one, wanted in zip(back[2], want_back[2], strict=True):
+        _close(one, wanted, 1e-4)
+
+
+@runs_here
+@pytest.mark.parametrize("shape, maps, window, spacing, gate", CASES)
+def test_same_as_torch(
+    shape: tuple[int, ...], maps: int, window: tuple[int, ...], spacing: tuple[float, ...], gate: bool
+) -> None:
+    q, features, weights = _inputs(shape, maps)
+    _compare(q, features, weights, window, spacing, gate)
+
+
+@runs_here
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    q, features, weights = _inputs((1, 3, 8, 20), 3, dtype)
+    _compare(q, features / 255, weights, (5, 6), (1.0, 1.0), True, tolerance=2e-2)
+
+
+@runs_here
+def test_strided_inputs() -> None:
+    q, features, weights = _inputs((1, 3, 20, 8), 3)
+    _compare(q.transpose(2, 3), features.transpose(2, 3), weights, (5, 6), (1.0, 1.0), True)
+
+
+@runs_here
+def test_one_frame() -> None:
+    q, features, weights = _inputs((2, 3, 3, 3, 9), 2)
+    for frame in (0, 2):
+        given = (q, features, weights, (2, 2, 5), (2.0, 1.0, 0.5), True, True)
+        for found, whole in zip(
+            distance_triton.IMPLEMENTATION.forward(*given, frame), distance._forward(*given), strict=True
+        ):
+            _close(found, whole[:, :, frame].double(), 2e-5)
+
+
+@runs_here
+def test_no_features() -> None:
+    q, features, weights = _inputs((1, 2, 7, 9), 0)
+    out, _ = distance_triton.IMPLEMENTATION.forward(q, features, weights, (5, 4), (1.0, 1.0), True, False)
+    want = distance.distance_penalty_reference(
+        q.double(), torch.zeros_like(q[:, :1]).double(), weights.double(), (5, 4), (1.0, 1.0), True
+    )
+    _close(out, want, 2e-5)
+
+
+@runs_here
+def test_bytes_are_fractions_of_255() -> None:
+    q, features, weights = _inputs((1, 2, 7, 9), 3)
+    image = features.to(torch.uint8)
+    out, _ = distance_triton.IMPLEMENTATION.forward(q, image, weights, (5, 4), (1.0, 1.0), True, False)
+    same, _ = distance_triton.IMPLEMENTATION.forward(q, image / 255, weights, (5, 4), (1.0, 1.0), True, False)
+    _close(out, same.double(), 1e-6)
+
+
+@runs_here
+def test_repeats_bit_for_bit() -> None:
+    q, features, weights = _inputs((1, 3, 12, 30), 3)
+    runs = [
+        distance_triton.IMPLEMENTATION.backward(
+            q - 0.5, q, q, features, weights, (5, 6), (1.0, 1.0), True, False
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert torch.equal(runs[0][2], runs[1][2])
+
+
+def test_leaves_to_torch_what_it_cannot_do() -> None:
+    suits = distance_triton.IMPLEMENTATION.suits
+    weights = torch.ones(3)
+    assert not suits(torch.ones(1, 1, 2, 2, 2, 2), torch.ones(1, 1, 2, 2, 2, 2), weights, (3, 3, 3, 3))
+    assert not suits(torch.ones(1, 1, 4, 4).double(), torch.ones(1, 1, 4, 4), weights, (3, 3))
+    assert not suits(torch.ones(1, 1, 1, 5000), torch.ones(1, 1, 1, 5000), weights, (3, 3))
+    assert not suits(torch.ones(1, 1, 4, 4), torch.ones(1, 9, 4, 4), weights, (3, 3))
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("width", [1, 63, 513, 1500, 4096])
+def test_plans_fit_a_processor(monkeypatch: pytest.MonkeyPatch, width: int, mirrored: bool) -> None:
+    monkeypatch.setattr(distance_triton, "processors", lambda _: 132)
+    distance_triton.make_plan.cache_clear()
+    for shape in ((10, 21, 512, width), (1, 2, 1, width), (1, 21, 8, 33, width)):
+        window = (3, 50, 50)[5 - len(shape) :]
+        plan = distance_triton.make_plan(shape, 4, window, mirrored, torch.device("cpu"))
+        columns = plan.stretches * plan.stretch
+        assert columns >= width
+        assert plan.stretch >= min(50, width)
+        assert 1 <= plan.strip <= shape[-2]
+        assert 32 * plan.warps * (plan.registers or 1) <= 65536
+        numbers = 25 if mirrored else 21  # that a row of pixels with 4 features has on its way
+        assert plan.labels * columns * 4 * numbers * (plan.stages - 1) <= distance_triton.SHARED_BYTES
+    distance_triton.make_plan.cache_clear()
+
+
+def test_importing_deepmrf_does_not_import_triton() -> None:
+    code = (
+        "import sys, deepmrf.ops.distance_triton, deepmrf.ops.gaussian_triton;"
+        "sys.exit('deepmrf.ops.distance.gpu_kernels' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,139 @@
+"""The Triton Gaussian kernel against plain torch in float64: on the GPU, or in Triton's interpreter without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from deepmrf.ops import gaussian
+from deepmrf.ops.gaussian import gpu as gaussian_triton
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if CUDA else "cpu"
+runs_here = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs in a subprocess, interpreted")
+
+CASES = [  # shape of q, features, window, spacing, gate
+    ((2, 3, 9, 13), 3, (4, 5), (1.0, 1.0), True),
+    ((1, 1, 1, 1), 2, (3, 3), (1.0, 1.0), True),
+    ((1, 3, 4, 50), 1, (3, 90), (0.5, 2.0), True),
+    ((1, 2, 9, 10), 3, (100, 100), (1.0, 1.0), False),
+    ((2, 3, 65), 2, (8,), (1.5,), True),
+    ((1, 70, 5, 9), 0, (3, 4), (1.0, 1.0), True),
+    ((1, 2, 9, 7), 6, (5, 5), (1.0, 1.0), True),
+    ((2, 3, 2, 3, 9), 3, (2, 2, 5), (2.0, 1.0, 0.5), True),
+    ((1, 2, 2, 3, 20), 1, (8, 3, 6), (1.0, 1.0, 1.0), False),
+]
+
+
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="runs here")
+def test_interpreted() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def _inputs(shape: tuple[int, ...], maps: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(0)
+    q = torch.rand(shape, device=DEVICE).to(dtype)
+    features = torch.rand(shape[0], maps, *shape[2:], device=DEVICE) * 255
+    return [q, features, torch.tensor([0.3, -0.2], device=DEVICE), torch.tensor([90.0, 4.0], device=DEVICE)]
+
+
+def _close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+    assert found.shape == wanted.shape
+    assert torch.isfinite(found).all()
+    assert (found.double() - wanted).norm().item() <= tolerance * wanted.norm().item() + 1e-30
+
+
+def _compare(
+    inputs: list[Tensor], window: tuple[int, ...], spacing: tuple[float, ...], gate: bool, tolerance: float
+) -> None:
+    q, features, weights, _ = inputs
+    grad = torch.rand(q.shape, device=q.device).to(q.dtype)
+    assert gaussian_triton.IMPLEMENTATION.suits(q, features, weights, window)
+    out, kept = gaussian_triton.IMPLEMENTATION.forward(*inputs, window, spacing, gate, True)
+    wide = [t.double() for t in inputs]
+    want, want_kept = gaussian._forward(*wide, window, spacing, gate, True)
+    _close(out, want, tolerance)
+    _close(kept, want_kept, tolerance)
+    back = gaussian_triton.IMPLEMENTATION.backward(grad, kept, *inputs, window, spacing, gate, True)
+    want_back = gaussian._backward(grad.double(), kept.double(), *wide, window, spacing, gate, True)
+    for one, wanted in zip(back, want_back, strict=True):
+        _close(one, wanted, tolerance)
+
+
+@runs_here
+@pytest.mark.parametrize("precision, tolerance", [("half", 1e-3), ("ieee", 5e-6)])
+@pytest.mark.parametrize("shape, maps, window, spacing, gate", CASES)
+def test_same_as_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    maps: int,
+    window: tuple[int, ...],
+    spacing: tuple[float, ...],
+    gate: bool,
+    precision: str,
+    tolerance: float,
+) -> None:
+    monkeypatch.setattr(gaussian_triton, "PRECISION", precision)
+    _compare(_inputs(shape, maps), window, spacing, gate, tolerance)
+
+
+@runs_here
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    _compare(_inputs((1, 3, 8, 20), 3, dtype), (5, 6), (1.0, 1.0), True, tolerance=2e-2)
+
+
+@runs_here
+def test_strided_inputs() -> None:
+    q, features, weights, bandwidths = _inputs((1, 3, 20, 8), 3)
+    _compare([q.transpose(2, 3), features.transpose(2, 3), weights, bandwidths], (5, 6), (1.0, 1.0), True, 1e-3)
+
+
+@runs_here
+def test_one_frame() -> None:
+    inputs = _inputs((2, 3, 3, 2, 9), 2)
+    for frame in (0, 2):
+        given = (*inputs, (2, 2, 5), (2.0, 1.0, 0.5), True, True)
+        for found, whole in zip(
+            gaussian_triton.IMPLEMENTATION.forward(*given, frame), gaussian._forward(*given), strict=True
+        ):
+            _close(found, whole[:, :, frame].double(), 1e-3)
+
+
+@runs_here
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_any_magnitude(scale: float) -> None:
+    q, *others = _inputs((1, 3, 8, 9), 3)
+    out, _ = gaussian_triton.IMPLEMENTATION.forward(q * scale, *others, (5, 6), (1.0, 1.0), False, False)
+    same, _ = gaussian_triton.IMPLEMENTATION.forward(q, *others, (5, 6), (1.0, 1.0), False, False)
+    _close((out + 0.2) / scale if scale > 1 else out, ((same + 0.2) if scale > 1 else same * 0 - 0.2).double(), 1e-3)
+
+
+@runs_here
+def test_bytes_are_fractions_of_255() -> None:
+    q, features, weights, _ = _inputs((1, 2, 7, 9), 3)
+    image, bandwidths = features.to(torch.uint8), torch.tensor([0.5, 3.0], device=DEVICE)
+    out, _ = gaussian_triton.IMPLEMENTATION.forward(q, image, weights, bandwidths, (5, 4), (1.0, 1.0), True, False)
+    same, _ = gaussian_triton.IMPLEMENTATION.forward(
+        q, image / 255, weights, bandwidths, (5, 4), (1.0, 1.0), True, False
+    )
+    _close(out, same.double(), 1e-6)
+
+
+def test_leaves_to_torch_what_it_cannot_do() -> None:
+    suits = gaussian_triton.IMPLEMENTATION.suits
+    weights = torch.ones(2)
+    assert not suits(torch.ones(1, 1, 2, 2, 2, 2), torch.ones(1, 1, 2, 2, 2, 2), weights, (3, 3, 3, 3))
+    assert not suits(torch.ones(1, 1, 4, 4).double(), torch.ones(1, 1, 4, 4), weights, (3, 3))
+    assert not suits(torch.ones(1, 1, 4, 4), torch.ones(1, 9, 4, 4), weights, (3, 3))

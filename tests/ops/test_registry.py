@@ -1,0 +1,162 @@
+"""Choosing an implementation, forcing one, and what the registered operators promise to PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import deepmrf
+from deepmrf import ops
+from deepmrf.ops import registry as backends
+from deepmrf.ops.registry import Implementation, choose
+
+
+def implementation(name, suits=True):
+    return Implementation(name, lambda *_: name, lambda *_: name, lambda *_: suits)
+
+
+TABLE = [implementation("triton", suits=False), implementation("numba"), implementation("torch")]
+
+
+def test_the_first_that_suits_is_chosen():
+    assert choose(TABLE).name == "numba"
+
+
+def test_use_forces_one():
+    with ops.use("torch"):
+        assert choose(TABLE).name == "torch"
+    assert choose(TABLE).name == "numba"
+
+
+def test_nested_blocks_restore_what_was_before():
+    with ops.use("torch"):
+        with ops.use("numba"):
+            assert choose(TABLE).name == "numba"
+        assert choose(TABLE).name == "torch"
+        with ops.use(None):
+            assert choose(TABLE).name == "numba"
+        assert choose(TABLE).name == "torch"
+
+
+def test_an_error_inside_the_block_restores_too():
+    with pytest.raises(ZeroDivisionError), ops.use("torch"):
+        raise ZeroDivisionError
+    assert choose(TABLE).name == "numba"
+
+
+def test_unknown_names_are_an_error():
+    with pytest.raises(ValueError, match=r"no implementation 'cuda': choose one of torch, numba, triton"):
+        ops.use("cuda").__enter__()
+
+
+def test_forcing_what_is_not_there_says_what_to_do():
+    with (
+        ops.use("numba"),
+        pytest.raises(RuntimeError, match=r"numba .* not available .* cpu tensors of 1 axes: "),
+    ):
+        choose([implementation("torch")], torch.zeros(1))
+
+
+def test_forcing_what_cannot_run_says_so(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with ops.use("triton"), pytest.raises(RuntimeError, match=r"triton .* not available .* cpu tensors of 4 axes"):
+        choose(TABLE, torch.zeros(1, 1, 1, 1))
+    with ops.use("numba"), pytest.raises(RuntimeError, match=r"numba .* not available .* cpu tensors of 6 axes"):
+        choose(TABLE, torch.zeros(1, 1, 1, 1, 1, 1))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with ops.use("triton"):
+        assert choose(TABLE, torch.zeros(1, 1, 1, 1)).name == "triton"
+
+
+def test_a_forced_torch_runs_torch(monkeypatch):
+    """A kernel put before "torch" takes over, unless torch is forced."""
+    from deepmrf.ops import distance
+
+    other = Implementation(
+        "numba", lambda q, *_: (torch.full_like(q, 7), q.new_empty(0)), lambda *_: None, lambda *_: True
+    )
+    monkeypatch.setattr(distance, "IMPLEMENTATIONS", [other, *distance.IMPLEMENTATIONS])
+    q, image, weights = torch.rand(1, 2, 3, 3), torch.rand(1, 3, 3, 3), torch.ones(3)
+    assert (ops.distance_penalty(q, image, weights, (3, 3)) == 7).all()
+    with ops.use("torch"):
+        assert not (ops.distance_penalty(q, image, weights, (3, 3)) == 7).any()
+
+
+def test_every_table_ends_with_torch_which_suits_everything():
+    from deepmrf.ops import contexts, distance, gaussian
+
+    for module in (contexts, distance, gaussian):
+        last = module.IMPLEMENTATIONS[-1]
+        assert last.name == "torch"
+        assert last.suits()
+
+
+def test_needs_gradient():
+    open_, closed = torch.zeros(1, requires_grad=True), torch.zeros(1)
+    assert backends.needs_gradient(closed, open_)
+    assert not backends.needs_gradient(closed)
+    with torch.no_grad():
+        assert not backends.needs_gradient(open_)
+
+
+def arguments(name, dims):
+    size = (4, 5, 3)[:dims]
+    q = torch.rand(2, 2, *size, dtype=torch.float64, requires_grad=True)
+    features = torch.rand(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    window, spacing = [3, 2, 2][:dims], [1.0, 2.0, 0.5][:dims]
+
+    def parameter(*shape):
+        return torch.rand(*shape, dtype=torch.float64, requires_grad=True)
+
+    return {
+        "distance_penalty": (q, features, parameter(3), window, spacing, True, True),
+        "gaussian_penalty": (q, features, parameter(2), parameter(2), window, spacing, True, True),
+        "local_sum": (q, parameter(*window, *size)),
+        "label_contexts": (q, parameter(6, 2, *window), parameter(6), 3),
+    }[name]
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("name", ["distance_penalty", "gaussian_penalty", "local_sum", "label_contexts"])
+def test_operators_keep_their_promises_to_pytorch(name, dims):
+    """Schema, fake tensors, autograd registration and tracing."""
+    torch.library.opcheck(getattr(torch.ops.deepmrf, name).default, arguments(name, dims))
+
+
+@pytest.mark.parametrize("name", ["distance_penalty", "gaussian_penalty"])
+def test_operators_without_gate_and_without_gradient(name):
+    gate, keep = False, False
+    inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments(name, 2)[:-2]]
+    torch.library.opcheck(getattr(torch.ops.deepmrf, name).default, (*inputs, gate, keep))
+
+
+@pytest.mark.parametrize("name", ["distance_penalty", "gaussian_penalty"])
+def test_a_gated_gradient_needs_the_kept_sum(name):
+    inputs = [*arguments(name, 2)[:-1], False]
+    with pytest.raises(RuntimeError, match=r"needs keep=True"):
+        getattr(torch.ops.deepmrf, name).default(*inputs)
+
+
+@pytest.mark.parametrize("kernel", ["distance", "gaussian"])
+def test_inference_mode_gives_the_same(kernel):
+    mrf = deepmrf.MeanField(4, window=5, kernel=kernel, contexts=2, context_size=3)
+    log_p, image = torch.randn(1, 4, 9, 11), torch.rand(1, 3, 9, 11)
+    with torch.no_grad():
+        expected = mrf(log_p, image)
+    with torch.inference_mode():
+        torch.testing.assert_close(mrf(log_p, image), expected, rtol=0, atol=0)
+
+
+def test_prediction_does_not_import_the_compiler():
+    code = """
+import sys, torch, deepmrf
+mrf = deepmrf.MeanField(3, window=5, contexts=1, context_size=3)
+with torch.inference_mode():
+    mrf(torch.randn(1, 3, 8, 8), torch.rand(1, 3, 8, 8))
+print("torch._dynamo" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.split() == ["False"]

@@ -1,0 +1,154 @@
+"""What was found in an image: to look at, to index, to save."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepmrf.data.labels import ANIMALS, CAMVID
+from deepmrf.predict import result
+from deepmrf.predict.result import Segmentation
+
+CAT = ANIMALS.names.index("cat")
+
+
+def segmentation(height=6, width=8, label_set=ANIMALS, probabilities=True):
+    """The left half is background at 0.5, the right one a cat at 0.75."""
+    shares = np.zeros((len(label_set), height, width), np.float32)
+    shares[0] = 0.5
+    shares[CAT, :, width // 2 :] = 0.75
+    labels = shares.argmax(0).astype(np.uint8)
+    image = np.full((height, width, 3), 100, np.uint8)
+    return Segmentation(labels, shares.max(0).astype(np.float16), image, label_set, shares if probabilities else None)
+
+
+def test_summary_by_hand():
+    found = segmentation(width=12).summary()
+    assert [(one.name, one.share, one.confidence) for one in found] == [("background", 0.5, 0.5), ("cat", 0.5, 0.75)]
+    assert segmentation(width=3).summary()[0].name == "cat"  # two of three columns
+
+
+def test_totals_are_counted_in_bands(monkeypatch):
+    whole = segmentation(37, 11)
+    monkeypatch.setattr(result, "ROWS", 5)
+    pixels, sums = segmentation(37, 11).totals()
+    assert pixels.tolist() == [37 * 5, 37 * 6, 0, 0, 0, 0, 0]
+    np.testing.assert_allclose(sums, [37 * 5 * 0.5, 37 * 6 * 0.75, 0, 0, 0, 0, 0])
+    assert whole.summary() == segmentation(37, 11).summary()
+
+
+def test_a_label_by_name_and_number():
+    found = segmentation()
+    assert found["cat"].dtype == bool
+    assert found["cat"].sum() == 24
+    np.testing.assert_array_equal(found[CAT], found["cat"])
+    assert not found["horse"].any()
+    with pytest.raises(KeyError, match=r"no label 'cats': the labels are background, cat, .*Did you mean 'cat'\?"):
+        found["cats"]
+    with pytest.raises(KeyError, match="no label 7"):
+        found[7]
+
+
+def test_mask_has_ids_and_colours():
+    mask = segmentation().mask()
+    assert mask.mode == "P"
+    np.testing.assert_array_equal(np.array(mask), segmentation().labels)
+    assert mask.convert("RGB").getpixel((7, 0)) == ANIMALS.colours[CAT]
+
+
+def test_overlay_leaves_the_background_alone():
+    painted = np.array(segmentation().overlay())
+    assert (painted[:, :4] == 100).all()
+    np.testing.assert_allclose(painted[0, 7], 0.45 * 100 + 0.55 * np.array(ANIMALS.colours[CAT]), atol=1)
+    assert (painted[:, 4] == 255).all()  # the line between them
+    street = np.array(segmentation(label_set=CAMVID).overlay())
+    np.testing.assert_allclose(street[0, 0], 0.45 * 100 + 0.55 * np.array(CAMVID.colours[0]), atol=1)
+
+
+def test_overlay_in_bands_is_the_whole(monkeypatch):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 7, (23, 9)).astype(np.uint8)
+    image = rng.integers(0, 256, (23, 9, 3)).astype(np.uint8)
+    found = Segmentation(labels, np.ones((23, 9), np.float16), image, ANIMALS)
+    whole = np.array(found.overlay())
+    monkeypatch.setattr(result, "ROWS", 4)
+    np.testing.assert_array_equal(np.array(found.overlay()), whole)
+
+
+def test_overlay_can_be_small():
+    assert segmentation(60, 200).overlay(longest=50).size == (50, 15)
+    assert segmentation(60, 200).overlay(longest=500).size == (200, 60)
+
+
+def test_save_to_a_file(tmp_path):
+    found = segmentation()
+    assert found.save(tmp_path / "deep" / "x.png") == tmp_path / "deep" / "x.png"
+    with Image.open(tmp_path / "deep" / "x.png") as made:
+        assert made.mode == "P"
+        assert made.info["labels"].startswith("background, cat")
+        np.testing.assert_array_equal(np.array(made), found.labels)
+    found.save(str(tmp_path / "x.npz"))
+    with np.load(tmp_path / "x.npz") as made:
+        assert made["probabilities"].dtype == np.float16
+        np.testing.assert_allclose(made["probabilities"], found.probabilities, atol=1e-3)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["x.npz"]  # nothing half-made is left
+
+
+def test_save_to_a_folder(tmp_path):
+    segmentation().save(tmp_path / "one")
+    assert sorted(p.name for p in (tmp_path / "one").iterdir()) == ["labels.png", "overlay.jpg", "probabilities.npz"]
+    segmentation(probabilities=False).save(tmp_path / "two")
+    assert sorted(p.name for p in (tmp_path / "two").iterdir()) == ["labels.png", "overlay.jpg"]
+
+
+def test_what_cannot_be_saved_is_said(tmp_path):
+    with pytest.raises(ValueError, match=r"x\.jpg would not keep label ids"):
+        segmentation().save(tmp_path / "x.jpg")
+    with pytest.raises(ValueError, match="were not kept: call the segmenter with probabilities=True"):
+        segmentation(probabilities=False).save(tmp_path / "x.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_fails_leaves_nothing(tmp_path):
+    (tmp_path / "x.png").write_bytes(b"old")
+
+    def write_half():
+        with result.whole(tmp_path / "x.png") as file:
+            file.write(b"new")
+            raise RuntimeError("full")
+
+    with pytest.raises(RuntimeError, match="full"):
+        write_half()
+    assert (tmp_path / "x.png").read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_it_reads_well():
+    assert repr(segmentation()) == ("Segmentation of 8 x 6 pixels: background 50% (sure 50%), cat 50% (sure 75%)")
+
+
+@pytest.mark.parametrize("size", [(6, 8), (300, 900), (900, 20)])
+def test_notebooks_get_a_picture_with_a_legend(size):
+    with Image.open(io.BytesIO(segmentation(*size)._repr_png_())) as shown:
+        pixels = np.array(shown.convert("RGB")).reshape(-1, 3)
+        assert shown.height > min(size[0], result.SHOWN * size[0] / max(size))
+    assert (pixels == ANIMALS.colours[CAT]).all(1).sum() > 100  # the legend's square, unmixed
+
+
+def test_what_is_in_it():
+    found = segmentation(width=3)
+    assert list(found) == ["cat", "background"]
+    assert "cat" in found
+    assert CAT in found
+    assert "horse" not in found
+    with pytest.raises(KeyError, match=r"no label 'cats'.*Did you mean 'cat'"):
+        "cats" in found  # noqa: B015
+
+
+@pytest.mark.parametrize("opacity", [-0.1, 2, float("nan")])
+def test_opacity_is_a_share(opacity):
+    with pytest.raises(ValueError, match="must be from 0, the image alone, to 1, the labels alone"):
+        segmentation().overlay(opacity)

@@ -1,0 +1,260 @@
+"""Every way to save a prediction is read back as the same log-probabilities, and every bad one is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deepmrf.data import DataError
+from deepmrf.refine.predictions import (
+    CONFIDENCE,
+    Coding,
+    Index,
+    count_labels,
+    find_predictions,
+    match,
+    read_prediction,
+    read_with_kind,
+)
+
+L, H, W = 4, 9, 12
+
+
+@pytest.fixture
+def truth():
+    return (2 * torch.randn(L, H, W)).softmax(0)
+
+
+def _close(folder, truth, tolerance, labels=L, names=None):
+    read = read_prediction(folder, "a", labels, names)
+    assert read.dtype == torch.float32
+    torch.testing.assert_close(read.exp(), truth, atol=tolerance, rtol=0)
+    torch.testing.assert_close(read.exp().sum(0), torch.ones(H, W))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["LHW", "HWL"])
+@pytest.mark.parametrize("known", [L, None])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("kind", ["probabilities", "log-probabilities", "logits"])
+def test_arrays_are_told_apart(tmp_path, truth, kind, dtype, known, last):
+    made = {"probabilities": truth, "log-probabilities": truth.log(), "logits": truth.log() + 3}[kind]
+    array = made.numpy().astype(dtype)
+    np.save(tmp_path / "a.npy", np.moveaxis(array, 0, 2) if last else array)
+    _close(tmp_path, truth, 5e-3 if dtype == np.float16 else 1e-5, known)
+    assert read_with_kind(Index(tmp_path).find("a"), known)[1] == kind
+
+
+def test_npz_and_a_batch_axis(tmp_path, truth):
+    np.savez_compressed(tmp_path / "a.npz", probabilities=truth[None].numpy(), other=np.zeros(3))
+    _close(tmp_path, truth, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_whole_numbers_are_shares_of_their_largest(tmp_path, truth, dtype):
+    most = np.iinfo(dtype).max
+    np.save(tmp_path / "a.npy", (truth.numpy() * most).round().astype(dtype))
+    _close(tmp_path, truth, 1.5 / most)
+
+
+def test_independent_scores_are_divided_by_their_sum(tmp_path, truth):
+    np.save(tmp_path / "a.npy", 0.5 * truth.numpy())
+    _close(tmp_path, truth, 1e-5)
+    assert "scores" in read_with_kind(Index(tmp_path).find("a"))[1]
+
+
+@pytest.mark.parametrize("least", [-1e-6, -0.023])
+def test_probabilities_may_overshoot_a_little(tmp_path, truth, least):
+    made = truth.clone()
+    made[:, 0, 0] = torch.tensor([1 - least, least, 0, 0])  # as bicubic interpolation leaves it
+    np.save(tmp_path / "a.npy", made.numpy())
+    assert read_with_kind(Index(tmp_path).find("a"), L)[1] == "probabilities"
+    _close(tmp_path, made.clamp(0, 1), 1e-5)
+    made[:, 0, 0] = torch.tensor([1.5, -0.5, 0, 0])
+    np.save(tmp_path / "a.npy", made.numpy())
+    assert read_with_kind(Index(tmp_path).find("a"), L)[1] == "logits"
+
+
+@pytest.mark.parametrize(
+    ("ending", "dtype"),
+    [("npy", bool), ("npy", np.uint8), ("npy", np.int64), ("npz", np.uint16), ("png", np.uint8), ("png", np.uint16)],
+)
+def test_one_hot_is_certain(tmp_path, ending, dtype):
+    ids = np.random.default_rng(0).integers(0, L, (H, W))
+    one_hot = (ids == np.arange(L)[:, None, None]).astype(dtype)
+    if ending == "npy":
+        np.save(tmp_path / "a.npy", one_hot)
+    elif ending == "npz":
+        np.savez_compressed(tmp_path / "a.npz", one_hot)
+    else:
+        for label, values in enumerate(one_hot):
+            Image.fromarray(values).save(tmp_path / f"a_{label}.png")
+    _close(tmp_path, torch.from_numpy(one_hot.astype(np.float32)), 1e-5)
+
+
+def test_impossible_stays_finite(tmp_path):
+    certain = np.zeros((L, H, W), np.float32)
+    certain[1] = 1
+    np.save(tmp_path / "a.npy", certain)
+    read = read_prediction(tmp_path, "a")
+    assert read.isfinite().all()
+    assert (read.argmax(0) == 1).all()
+    with np.errstate(divide="ignore"):
+        np.save(tmp_path / "a.npy", np.log(certain))
+    assert read_prediction(tmp_path, "a").isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("layout", ["a/{}.png", "a_{}.png", "names"])
+def test_one_picture_per_label(tmp_path, truth, layout, dtype):
+    most = np.iinfo(dtype).max
+    (tmp_path / "a").mkdir()
+    names = ["sky", "road", "car", "tree"]
+    for label, share in enumerate(truth.numpy()):
+        place = f"a/{names[label]}.png" if layout == "names" else layout.format(label)
+        Image.fromarray((share * most).round().astype(dtype)).save(tmp_path / place)
+    if layout == "names":
+        with pytest.raises(DataError, match=r"labels\.json"):
+            read_prediction(tmp_path, "a", L)
+    _close(tmp_path, truth, 2 / most, names=names)
+    assert find_predictions(tmp_path) == ["a"]
+    assert count_labels([Index(tmp_path).find("a")]) == L
+
+
+def test_a_label_map_and_its_confidence(tmp_path):
+    ids = np.random.default_rng(0).integers(0, L, (H, W)).astype(np.uint8)
+    ids[0, 0] = 255
+    picture = Image.fromarray(ids)
+    picture.putpalette(list(range(256)) * 3)
+    picture.save(tmp_path / "a.png")
+    read = read_prediction(tmp_path, "a", L).exp()
+    np.testing.assert_allclose(read[:, 0, 0], 1 / L, atol=1e-5)  # 255: unknown
+    known = ids != 255
+    assert (read.argmax(0).numpy() == ids)[known].all()
+    np.testing.assert_allclose(read.max(0).values.numpy()[known], CONFIDENCE, atol=1e-5)
+    np.testing.assert_allclose(read.min(0).values.numpy()[known], (1 - CONFIDENCE) / (L - 1), atol=1e-5)
+    sure = np.linspace(0.3, 1, H * W).reshape(H, W)
+    Image.fromarray((sure * 65535).astype(np.uint16)).save(tmp_path / "a_confidence.png")
+    read = read_prediction(tmp_path, "a", L).exp()
+    np.testing.assert_allclose(read.max(0).values.numpy()[known], sure[known], atol=1e-4)
+    assert find_predictions(tmp_path) == ["a"]
+    np.save(tmp_path / "b.npy", ids.astype(np.int64))
+    assert (read_prediction(tmp_path, "b", L).argmax(0).numpy() == ids)[known].all()
+    assert count_labels([Index(tmp_path).find("b")]) == L
+
+
+def test_bad_files_are_named(tmp_path):
+    def saved(array):
+        np.save(tmp_path / "a.npy", array, allow_pickle=True)
+        with pytest.raises(DataError) as error:
+            read_prediction(tmp_path, "a", L)
+        message = str(error.value)
+        assert "a.npy" in message
+        assert message.endswith(".")
+        return message
+
+    assert "(5, 9, 12)" in saved(np.zeros((5, H, W), np.float32))
+    assert "shape" in saved(np.zeros(7, np.float32))
+    assert "NaN" in saved(np.full((L, H, W), np.nan, np.float32))
+    assert "pickle" in saved(np.array([{"code": 1}], dtype=object))
+    assert "id 9" in saved(np.full((H, W), 9))
+    assert "complex64" in saved(np.zeros((L, H, W), np.complex64))
+    (tmp_path / "a.npy").write_bytes(b"not an array")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_prediction(tmp_path, "a", L)
+    (tmp_path / "b.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_prediction(tmp_path, "b", L)
+    (tmp_path / "c.npz").write_bytes(b"PK not an archive")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_prediction(tmp_path, "c", L)
+    with pytest.raises(FileNotFoundError, match="no prediction for 'z'"):
+        read_prediction(tmp_path, "z", L)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        find_predictions(tmp_path / "nowhere")
+    Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / "d_0.png")
+    Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / "d_1.png")
+    with pytest.raises(DataError, match="2 pictures for 4 labels"):
+        read_prediction(tmp_path, "d", L)
+
+
+def test_a_corrupt_archive_is_named_whatever_it_raises(tmp_path, truth):
+    np.savez_compressed(tmp_path / "a.npz", truth.numpy())
+    whole, said = (tmp_path / "a.npz").read_bytes(), []
+    for place in range(30, len(whole), 37):
+        (tmp_path / "a.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            read_prediction(tmp_path, "a", L)
+        except DataError as why:
+            said.append(str(why))
+    assert said
+    assert all("a.npz" in words for words in said)
+    np.save(tmp_path / "b.npy", np.zeros((L, H, W), np.float32))
+    broken = (tmp_path / "b.npy").read_bytes().replace(b"}", b"(")
+    (tmp_path / "b.npy").write_bytes(broken)
+    with pytest.raises(DataError, match="cannot be read as an array"):
+        read_prediction(tmp_path, "b", L)
+    np.save(tmp_path / "c.npy", np.zeros((L, H, W), np.float32))
+    index = Index(tmp_path)
+    assert count_labels([index.find("b"), index.find("c")]) == L
+    with pytest.raises(DataError, match=r"b\.npy cannot be read"):
+        count_labels([index.find("b")])
+
+
+def test_ids_may_be_those_of_the_masks(tmp_path):
+    labels = np.random.default_rng(0).integers(0, L, (H, W))
+    coding = Coding((7, 0, 255, 2), (9,))
+    ids = np.array(coding.ids)[labels]
+    ids[0, 0] = 9
+    Image.fromarray(ids.astype(np.uint8)).save(tmp_path / "a.png")
+    np.save(tmp_path / "b.npy", ids)
+    for stem in "ab":
+        read, kind = read_with_kind(Index(tmp_path).find(stem), L, coding=coding)
+        assert kind == "label ids, those of the masks"
+        np.testing.assert_allclose(read[:, 0, 0].exp(), 1 / L, atol=1e-5)  # void
+        assert (read.argmax(0).numpy() == labels).ravel()[1:].all()
+    for label, given in enumerate(coding.ids):
+        Image.fromarray(np.where(labels == label, 255, 0).astype(np.uint8)).save(tmp_path / f"c_{given}.png")
+    read, _ = read_with_kind(Index(tmp_path).find("c"), L, coding=coding)
+    assert (read.argmax(0).numpy() == labels).all()
+    for odd in (-1, 3, 300):
+        np.save(tmp_path / "b.npy", np.where(labels == 0, odd, ids))
+        with pytest.raises(DataError, match=f"holds the id {odd}, but the masks' ids in labels.json are 7, 0, 255, 2"):
+            read_with_kind(Index(tmp_path).find("b"), L, coding=coding)
+
+
+def test_bad_codings_are_named():
+    for ids, void, why in (((0, 300), (255,), "300"), ((0, 0), (255,), "repeat"), ((0, 255), (255,), "repeat")):
+        with pytest.raises(ValueError, match=why):
+            Coding(ids, void)
+
+
+def test_what_is_missing_is_counted(tmp_path):
+    for name in ("predictions", "images", "masks"):
+        (tmp_path / name).mkdir()
+    for kind, stems in (("images", "abcd"), ("masks", "abd")):
+        for stem in stems:
+            Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / kind / f"{stem}.png")
+    for stem in "bce":
+        np.save(tmp_path / "predictions" / f"{stem}.npy", np.zeros((L, H, W), np.float32))
+    trios, notes = match(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks")
+    assert [trio.stem for trio in trios] == ["b"]
+    assert notes == [
+        "2 of the images have no prediction: a, d.",
+        "1 of the predicted images have no mask: c.",
+        "1 of the predictions have no image: e.",
+    ]
+    (tmp_path / "predictions" / "b.npy").unlink()
+    with pytest.raises(FileNotFoundError, match="equal names"):
+        match(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks")
+
+
+def test_numbered_frames_are_not_taken_for_labels(tmp_path):
+    for name in ("predictions", "images"):
+        (tmp_path / name).mkdir()
+        for frame in range(3):
+            Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / name / f"drive_{frame}.png")
+    trios, notes = match(tmp_path / "predictions", tmp_path / "images")
+    assert [trio.stem for trio in trios] == ["drive_0", "drive_1", "drive_2"]
+    assert not notes

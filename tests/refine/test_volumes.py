@@ -1,0 +1,441 @@
+"""Predictions of volumes: read whatever they are saved as, an MRF learned for them, and refined to NIfTI again."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from typer.testing import CliRunner
+
+from deepmrf import MeanField
+from deepmrf.cli import app
+from deepmrf.cli import predictions as command
+from deepmrf.data import DataError
+from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.volumes import read_volume, unit_range
+from deepmrf.evaluation.dice import mean
+from deepmrf.refine import fit as fitting
+from deepmrf.refine.apply import open_mrf, open_preset, refine
+from deepmrf.refine.examples import open_samples
+from deepmrf.refine.fit import FitSettings, default_settings, fit, load_mrf, save_mrf
+from deepmrf.refine.folder import VOLUMES, voxels
+from deepmrf.refine.predictions import (
+    CONFIDENCE,
+    Coding,
+    Index,
+    count_labels,
+    dims_of,
+    find_predictions,
+    match,
+    read_prediction,
+    read_with_kind,
+)
+
+nibabel = pytest.importorskip("nibabel")
+
+L, SIZE = 3, (6, 9, 7)
+AFFINE = np.diag([1.0, 2.0, 0.5, 1.0])
+QUICK = FitSettings(
+    window=3, contexts=2, context_size=3, folds=2, crop=16, batch=2, penalty_steps=15, contexts_steps=15
+)
+
+
+def save(path, values, affine=AFFINE):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(values, affine), path)
+
+
+@pytest.fixture
+def truth():
+    return (2 * torch.randn(L, *SIZE)).softmax(0)
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["LDHW", "DHWL"])
+@pytest.mark.parametrize("kind", ["probabilities", "log-probabilities", "logits"])
+@pytest.mark.parametrize("ending", ["npy", "npz", "nii", "nii.gz"])
+def test_every_way_to_save_is_read_back(tmp_path, truth, ending, kind, last):
+    array = {"probabilities": truth, "log-probabilities": truth.log(), "logits": truth.log() + 3}[kind].numpy()
+    array = np.moveaxis(array, 0, 3) if last or "nii" in ending else array
+    path = tmp_path / f"a.{ending}"
+    if ending == "npy":
+        np.save(path, array)
+    elif ending == "npz":
+        np.savez_compressed(path, probabilities=array)
+    else:
+        save(path, array)
+    read = read_prediction(tmp_path, "a", L, dims=3)
+    torch.testing.assert_close(read.exp(), truth, atol=1e-5, rtol=0)
+    source = Index(tmp_path, 3).find("a")
+    assert read_with_kind(source, L)[1] == kind
+    assert count_labels([source]) == L
+    assert find_predictions(tmp_path, 3) == ["a"]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
+def test_label_maps(tmp_path, dtype):
+    ids = np.random.default_rng(0).integers(0, L, SIZE)
+    save(tmp_path / "a.nii.gz", ids.astype(dtype))
+    np.save(tmp_path / "b.npy", ids)
+    for stem in "ab":
+        read = read_prediction(tmp_path, stem, L, dims=3).exp()
+        assert (read.argmax(0).numpy() == ids).all()
+        np.testing.assert_allclose(read.max(0).values, CONFIDENCE, atol=1e-5)
+        assert count_labels([Index(tmp_path, 3).find(stem)]) == L
+
+
+def test_one_map_per_label_of_ints(tmp_path):
+    ids = np.random.default_rng(0).integers(0, L, SIZE)
+    for dtype in (np.uint8, np.int16):
+        save(tmp_path / "a.nii", (ids[..., None] == np.arange(L)).astype(dtype))
+        read = read_prediction(tmp_path, "a", L, dims=3).exp()
+        assert (read.max(0).values > 0.99).all()
+        assert (read.argmax(0).numpy() == ids).all()
+
+
+def test_probabilities_are_preferred_to_the_label_map_beside_them(tmp_path, truth):
+    save(tmp_path / "a.nii.gz", truth.argmax(0).numpy().astype(np.uint8))
+    np.savez_compressed(tmp_path / "a.npz", probabilities=truth.numpy())
+    torch.testing.assert_close(read_prediction(tmp_path, "a", L, dims=3).exp(), truth, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+def test_arrays_with_axes_from_last_to_first_are_turned(tmp_path, truth, ending):
+    """nnU-Net's: (L, W, H, D). A volume as deep as wide does not tell, so the others of its folder do."""
+    for stem, cut in (("a", SIZE), ("b", (6, 9, 6))):
+        part = truth[:, : cut[0], : cut[1], : cut[2]].numpy()
+        save(tmp_path / "images" / f"{stem}.nii.gz", np.zeros(cut, np.float32))
+        (tmp_path / "predictions").mkdir(exist_ok=True)
+        turned = part.transpose(0, 3, 2, 1)
+        if ending == "npy":
+            np.save(tmp_path / "predictions" / f"{stem}.npy", turned)
+        else:
+            np.savez_compressed(tmp_path / "predictions" / f"{stem}.npz", probabilities=turned, other=np.zeros(2))
+    trios, notes = match(tmp_path / "predictions", tmp_path / "images")
+    for trio, cut in zip(trios, (SIZE, (6, 9, 6)), strict=True):
+        read = read_with_kind(trio.source, L)[0].exp()
+        expected = truth[:, : cut[0], : cut[1], : cut[2]]
+        torch.testing.assert_close(read, expected, atol=1e-5, rtol=0)
+    assert any("were turned" in note for note in notes)
+    np.save(tmp_path / "predictions" / "a.npy", truth.numpy())  # npy goes before npz: now one lies as it should
+    trios, notes = match(tmp_path / "predictions", tmp_path / "images")
+    assert not notes
+    assert not any(trio.source.backwards for trio in trios)
+
+
+def test_pictures_and_volumes_are_told_apart(tmp_path):
+    from PIL import Image
+
+    save(tmp_path / "images" / "a.nii.gz", np.zeros(SIZE, np.float32))
+    assert dims_of(tmp_path / "images") == 3
+    assert default_settings(tmp_path / "images") == VOLUMES
+    Image.new("L", (4, 4)).save(tmp_path / "images" / "b.png")
+    with pytest.raises(ValueError, match=r"both volumes \(a\.nii\.gz\) and pictures \(b\.png\)"):
+        dims_of(tmp_path / "images")
+    (tmp_path / "images" / "a.nii.gz").unlink()
+    assert dims_of(tmp_path / "images") == 2
+    assert default_settings(tmp_path / "images") == FitSettings()
+
+
+def test_bad_predictions_are_named(tmp_path):
+    def says(array, text):
+        np.save(tmp_path / "a.npy", array)
+        with pytest.raises(DataError, match=text):
+            read_prediction(tmp_path, "a", L, dims=3)
+
+    says(np.zeros(SIZE, np.float32), r"save \(L, D, H, W\) or \(D, H, W, L\)")
+    says(np.zeros((5, *SIZE), np.float32), r"save \(3, D, H, W\)")
+    says(np.full(SIZE, 7), "the id 7")
+    save(tmp_path / "b.nii", np.random.default_rng(0).random(SIZE).astype(np.float32))
+    with pytest.raises(DataError, match=r"b\.nii has shape"):
+        read_prediction(tmp_path, "b", L, dims=3)
+    with pytest.raises(FileNotFoundError, match=r"z\.nii\.gz"):
+        read_prediction(tmp_path, "z", L, dims=3)
+
+
+# ---- fitting
+
+
+def balls(root, count=6, noise=1.6, spacing=(1.0, 1.0, 1.0), size=(16, 18, 14)):
+    """Volumes of two nested balls, brighter inside; predictions are the truth, blurred and noisy."""
+    random = np.random.default_rng(0)
+    noisy = torch.Generator().manual_seed(0)
+    for number in range(count):
+        centre = random.uniform(0.4, 0.6, 3) * size
+        place = np.stack(np.meshgrid(*[np.arange(n) for n in size], indexing="ij"), -1)
+        far = np.linalg.norm(place - centre, axis=-1) / random.uniform(0.9, 1.1)
+        mask = np.where(far < 3, 2, np.where(far < 5.5, 1, 0)).astype(np.uint8)
+        image = 400.0 * mask + 100 * random.standard_normal(size)
+        truth = functional.one_hot(torch.from_numpy(mask).long(), 3).movedim(-1, 0)[None].float()
+        logits = 4 * functional.avg_pool3d(truth, 3, 1, 1) + noise * torch.randn(truth.shape, generator=noisy)
+        affine = np.diag([*spacing, 1.0])
+        save(root / "images" / f"v{number}.nii.gz", image.astype(np.float32), affine)
+        save(root / "masks" / f"v{number}.nii.gz", mask, affine)
+        (root / "predictions").mkdir(exist_ok=True)
+        np.savez_compressed(root / "predictions" / f"v{number}.npz", logits=logits[0].numpy())
+    return root / "predictions", root / "images", root / "masks"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return balls(tmp_path_factory.mktemp("balls"))
+
+
+@pytest.fixture(scope="module")
+def report(folders):
+    torch.manual_seed(0)
+    return fit(*folders, QUICK)
+
+
+def test_held_out_volumes_gain(report):
+    assert report.kept != "nothing"
+    before, after = mean(report.dice["nothing"]), mean(report.dice[report.kept])
+    assert after > before + 0.05
+    assert report.after.miou > report.before.miou
+    assert report.before.images == 6
+    assert report.verdict.startswith(f"The foreground's mean Dice goes from {100 * before:.2f} to {100 * after:.2f}")
+    assert sorted(report.dice["nothing"]) == sorted(s for fold in report.folds for s in fold.held_out)
+    mrf = report.mean_field
+    assert (mrf.dims, mrf.triple_penalty.features, mrf.triple_penalty.spacing) == (3, 1, (1.0, 1.0, 1.0))
+
+
+def test_saved_and_loaded(report, tmp_path):
+    loaded = load_mrf(save_mrf(report, tmp_path / "mrf"))
+    log_p, image = torch.randn(1, 3, 8, 9, 7), torch.rand(1, 1, 8, 9, 7)
+    assert torch.equal(loaded(log_p, image), report.mean_field(log_p, image))
+    metrics = json.loads((tmp_path / "mrf" / "config.json").read_text())["metrics"]
+    assert metrics["dice"]["nothing"]["mean"] == pytest.approx(mean(report.dice["nothing"]))
+    assert len(metrics["dice"]["nothing"]["per_volume"]) == 6
+
+
+def test_the_reported_dice_is_that_of_the_predictions(report, folders):
+    for stem, values in report.dice["nothing"].items():
+        found = read_prediction(folders[0], stem, 3, dims=3).half().argmax(0).numpy()
+        true = np.asarray(nibabel.load(folders[2] / f"{stem}.nii.gz").dataobj)
+        for label, value in enumerate(values, start=1):
+            a, b = found == label, true == label
+            assert value == pytest.approx(2 * (a & b).sum() / (a.sum() + b.sum()))
+
+
+def test_windows_cover_the_same_distance_along_every_axis():
+    assert voxels(7, (1.0, 1.0, 1.0)) == 7
+    assert voxels(7, (0.5, 0.5, 0.502)) == 7
+    assert voxels(9, (1.0, 1.0, 2.0)) == [9, 9, 3]
+    assert voxels(9, (3.0, 1.0, 1.7)) == [3, 9, 5]
+    assert voxels(1, (3.0, 1.0, 1.0)) == [1, 1, 1]
+    made = FitSettings(window=9, context_size=5).build(3, 2, (1.0, 0.5, 0.5))
+    assert made.triple_penalty.window == (3, 9, 9)
+    assert made.label_contexts.size == (3, 5, 5)
+    assert made.triple_penalty.spacing == (1.0, 0.5, 0.5)
+    assert FitSettings().build(3, 2).settings == FitSettings().build(3, 2).settings | {"dims": 2, "features": 3}
+
+
+def test_each_volume_is_measured_with_its_own_spacing(folders, tmp_path):
+    predictions, images, masks = balls(tmp_path, count=3)
+    image = nibabel.load(images / "v1.nii.gz")
+    save(images / "v1.nii.gz", np.asarray(image.dataobj), np.diag([1.0, 1.0, 2.5, 1.0]))
+    samples = open_samples(match(predictions, images, masks)[0], masks)
+    notes = samples.check(lambda *_: None)
+    assert any("spacings differ, 1 x 1 x 1 to 1 x 1 x 2.5" in note for note in notes)
+    assert samples.spacing == (1.0, 1.0, 1.0)  # the median
+    mrf = QUICK.build(3, 0, samples.spacing)
+    torch.nn.init.constant_(mrf.triple_penalty.scale, -1.0)
+    own = QUICK.build(3, 0, (1.0, 1.0, 2.5))
+    own.triple_penalty.window = mrf.triple_penalty.window
+    own.load_state_dict(mrf.state_dict())
+    pair = [samples[0], samples[1]]
+    log_p, image = torch.stack([s.log_p.float() for s in pair]), torch.stack([s.image for s in pair])
+    found = fitting._through(mrf, log_p, image, [s.spacing for s in pair])
+    torch.testing.assert_close(found[:1], mrf(log_p[:1], image[:1]))
+    torch.testing.assert_close(found[1:], MeanField.forward(own, log_p[1:], image[1:]))
+    assert not torch.equal(found[1:], mrf(log_p[1:], image[1:]))
+    assert (fitting._labels(mrf, pair[1]) == found[1].argmax(0)).all()
+
+
+def test_crops_are_never_mirrored_and_often_hold_foreground(folders):
+    samples = open_samples(match(*folders)[0], folders[2])
+    sample, random = samples[0], np.random.default_rng(0)
+    whole, held = sample.image[0], 0
+    for _ in range(40):
+        _, image, mask = fitting._crop(sample, (4, 5, 20), random)
+        assert mask.shape == (4, 5, 20)
+        assert (mask[..., 14:] == 255).all()  # beyond the volume
+        inside = image[0, ..., :14]
+        places = whole.unfold(0, 4, 1).unfold(1, 5, 1).unfold(2, 14, 1)  # (.., .., 1, 4, 5, 14)
+        assert (places == inside).flatten(3).all(-1).any()
+        held += bool(((mask > 0) & (mask != 255)).any())
+    assert held >= 20
+    assert samples.crop(16) == (16, 16, 14)
+
+
+def test_masks_that_lie_otherwise_are_noted(tmp_path):
+    predictions, images, masks = balls(tmp_path, count=2)
+    mask = nibabel.load(masks / "v1.nii.gz")
+    save(masks / "v1.nii.gz", np.asarray(mask.dataobj), np.diag([-1.0, 1.0, 1.0, 1.0]))
+    notes = open_samples(match(predictions, images, masks)[0], masks).check(lambda *_: None)
+    assert [note for note in notes if "other directions" in note and "v1" in note]
+
+
+def test_bad_volumes_are_named(tmp_path):
+    predictions, images, masks = balls(tmp_path, count=2)
+    save(masks / "v1.nii.gz", np.zeros((4, 4, 4), np.uint8))
+    with pytest.raises(DataError, match=r"4 x 4 x 4 voxels but its volume 16 x 18 x 14"):
+        fit(predictions, images, masks, QUICK)
+    save(masks / "v1.nii.gz", np.full((16, 18, 14), 9, np.uint8))
+    with pytest.raises(DataError, match="the id 9"):
+        fit(predictions, images, masks, QUICK)
+    np.save(predictions / "v0.npy", np.zeros((3, 4, 4, 5), np.float32))
+    with pytest.raises(DataError, match=r"4 x 4 x 5 voxels but its image .* is 16 x 18 x 14"):
+        fit(predictions, images, masks, QUICK)
+
+
+# ---- refining
+
+LABELS = LabelSet(("rest", "outer", "inner"), distinct_colours(3))
+
+
+def trained(**options):
+    mrf = MeanField(3, dims=3, features=1, window=3, contexts=2, context_size=3, **options)
+    torch.nn.init.normal_(mrf.label_contexts.weight, std=0.5)
+    return mrf.requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+def test_refined_volumes_lie_where_the_images_lie(folders, tmp_path, kind):
+    predictions, images, _ = folders
+    mrf, out = trained(), tmp_path / "out"
+    result = refine(mrf, LABELS, predictions, images, out, probabilities=kind)
+    assert result.done == tuple(f"v{n}" for n in range(6))
+    assert result.kinds == ("logits",)
+    log_p = read_prediction(predictions, "v2", 3, dims=3)
+    volume = read_volume(images / "v2.nii.gz")
+    image = torch.from_numpy(unit_range(volume.values))[None, None]
+    expected = mrf(log_p[None], image)[0].exp()
+    written = nibabel.load(out / "v2.nii.gz")
+    np.testing.assert_allclose(written.affine, volume.affine)
+    assert (np.asarray(written.dataobj) == expected.argmax(0).numpy()).all()
+    torch.testing.assert_close(read_prediction(out, "v2", 3, dims=3).exp(), expected, atol=1e-3, rtol=0)
+    assert not list(out.glob(".*"))
+    (out / "v3.nii.gz").unlink()
+    again = refine(mrf, LABELS, predictions, images, out, probabilities=kind)
+    assert (again.done, len(again.skipped)) == (("v3",), 5)
+
+
+def test_refined_volumes_have_the_ids_of_the_masks(folders, tmp_path):
+    mrf, coding = trained(), Coding((5, 0, 9))
+    refine(mrf, LABELS, *folders[:2], tmp_path / "plain")
+    refine(mrf, LABELS, *folders[:2], tmp_path / "coded", coding=coding)
+    for path in (tmp_path / "plain").iterdir():
+        plain, coded = (np.asarray(nibabel.load(p).dataobj) for p in (path, tmp_path / "coded" / path.name))
+        assert (coded == np.array(coding.ids)[plain]).all()
+        assert len(np.unique(plain)) > 1
+
+
+def test_large_volumes_are_refined_in_tiles(folders, tmp_path, monkeypatch):
+    predictions, images, _ = folders
+    mrf = trained()
+    refine(mrf, LABELS, predictions, images, tmp_path / "whole", probabilities="npy")
+    monkeypatch.setattr("deepmrf.predict.tiles.tile_size", lambda *_: (5, 7, 6))
+    refine(mrf, LABELS, predictions, images, tmp_path / "tiles", probabilities="npy")
+    for stem in ("v0", "v5"):
+        whole, tiled = (np.load(tmp_path / kind / f"{stem}.npy") for kind in ("whole", "tiles"))
+        np.testing.assert_allclose(whole, tiled, atol=1e-3)
+        whole, tiled = (nibabel.load(tmp_path / kind / f"{stem}.nii.gz").get_fdata() for kind in ("whole", "tiles"))
+        assert (whole == tiled).mean() > 0.9999
+
+
+def test_a_bad_volume_does_not_stop_the_rest(tmp_path):
+    predictions, images, _ = balls(tmp_path, count=4)
+    (images / "v0.nii.gz").write_bytes(b"broken")
+    np.save(predictions / "v2.npy", np.zeros((3, 4, 4, 5), np.float32))
+    result = refine(trained(), LABELS, predictions, images, tmp_path / "out")
+    assert result.done == ("v1", "v3")
+    assert [stem for stem, _ in result.failed] == ["v0", "v2"]
+    assert "cannot be read as a NIfTI volume" in result.failed[0][1]
+    assert "4 x 4 x 5 voxels but its image" in result.failed[1][1]
+
+
+def test_an_mrf_for_pictures_is_not_for_volumes(folders, tmp_path):
+    with pytest.raises(ValueError, match=r"The MRF is for pictures, but .* holds volumes"):
+        refine(MeanField(3, window=3, contexts=0), LABELS, *folders[:2], tmp_path / "out")
+
+
+def test_the_preset_is_for_volumes_too(folders, tmp_path):
+    predictions, images, masks = folders
+    mrf, labels = open_preset("dense-crf", predictions, images, None)
+    assert (mrf.dims, len(labels)) == (3, 3)
+    refine(mrf, labels, predictions, images, tmp_path / "out")
+
+    def right(found):
+        true = nibabel.load(masks / "v0.nii.gz").get_fdata()
+        return float((found == true).mean())
+
+    before = read_prediction(predictions, "v0", 3, dims=3).argmax(0).numpy()
+    assert right(nibabel.load(tmp_path / "out" / "v0.nii.gz").get_fdata()) > right(before)
+
+
+# ---- the command
+
+
+def type_in(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", "TERM": "dumb"})
+    return done.exit_code, re.sub(r"\x1b\[[0-9;]*m", "", done.output)
+
+
+def test_fit_and_refine_as_typed(folders, tmp_path):
+    predictions, images, masks = folders
+    common = ("--predictions", predictions, "--images", images)
+    quick = ("--folds", 2, "--window", 3, "--contexts", 1, "--crop", 16, "--penalty-steps", 8, "--contexts-steps", 4)
+    code, text = type_in("fit", *common, "--masks", masks, "-o", tmp_path / "mrf", *quick)
+    assert code == 0, text
+    for words in ("Dice, held-out volumes", "mean Dice", "mIoU", "mean Dice of fold 2", "label 2", "6 volumes"):
+        assert words in text
+    assert "label 0" not in text
+    code, text = type_in("refine", tmp_path / "mrf", *common, "-o", tmp_path / "out", "--probabilities", "npz")
+    assert code == 0, text
+    assert "6 refined" in text
+    assert len(list((tmp_path / "out").glob("*.nii.gz"))) == len(list((tmp_path / "out").glob("*.npz"))) == 6
+    mrf, labels = open_mrf(tmp_path / "mrf")
+    assert (mrf.dims, len(labels)) == (3, 3)
+
+
+def test_the_helps_defaults_are_the_settings():
+    for said, settings in ((command.PICTURES, FitSettings()), (command.VOLUMES, VOLUMES)):
+        assert said == {name: getattr(settings, name) for name in said}
+    changed = {name for name in vars(VOLUMES) if getattr(VOLUMES, name) != getattr(FitSettings(), name)}
+    assert changed - {"penalty_rate", "contexts_rate"} <= set(command.VOLUMES)
+    text = type_in("fit", "--help")[1]
+    assert f"{FitSettings().window}; of volumes {VOLUMES.window}" in text
+    assert "NIfTI" in text
+
+
+def test_without_nibabel_there_is_one_sentence(folders, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nibabel", None)
+    predictions, images, masks = folders
+    common = ("--predictions", predictions, "--images", images, "-o", tmp_path / "out")
+    for words in (("fit", *common, "--masks", masks), ("refine", "--preset", "dense-crf", *common)):
+        code, text = type_in(*words)
+        assert code == 2
+        assert "pip install nibabel" in text
+        assert len(text.strip().splitlines()) == 1
+
+
+def test_perfect_volumes_are_left_alone(tmp_path):
+    folders = balls(tmp_path, count=2, noise=0.0)
+    for path in folders[2].iterdir():
+        ids = np.asarray(nibabel.load(path).dataobj)
+        one_hot = functional.one_hot(torch.from_numpy(ids.copy()).long(), 3).movedim(-1, 0).float()
+        np.savez_compressed(folders[0] / f"{path.name.split('.')[0]}.npz", logits=3 * one_hot.numpy())
+    found = fit(*folders, replace(QUICK, contexts=0, penalty_steps=3))
+    assert found.kept == "nothing"
+    assert found.verdict.startswith("No gain: the foreground's mean Dice is 100.00")
+    assert not math.isnan(mean(found.dice["triple penalty"]))
