@@ -1,47 +1,79 @@
-"""Files of a run: readable by others, named where they are damaged, and never written over a file of another kind."""
+"""Atomic writing: a file is replaced as a whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from deepmrf.data import writing as checkpoint
+from deepmrf.data.writing import check_folder, replacing, write_bytes, write_text
+
+
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path):
+    path = tmp_path / "new folder" / "file"
+    write_text(path, "old")
+    with replacing(path) as file:
+        file.write(b"new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    write_text(path, "old")
+
+    def interrupted():
+        with replacing(path) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_longest_name_can_be_written(tmp_path):
+    path = tmp_path / ("x" * 255)
+    write_bytes(path, b"content", sync=True)
+    assert path.read_bytes() == b"content"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links, pipes and file modes")
+def test_links_stay_links_and_pipes_are_written_to(tmp_path):
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    os.mkfifo(pipe)
+    received = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()))
+    reader.start()
+    write_text(pipe, "through the pipe")
+    reader.join(10)
+    assert received == ["through the pipe"]
+    assert pipe.is_fifo()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs file modes")
-def test_others_may_read_a_checkpoint(tmp_path):
+def test_others_may_read_the_file(tmp_path):
     before = os.umask(0o022)
     try:
-        checkpoint.write(tmp_path / "state.safetensors", {"a": torch.ones(3)}, {"step": 1})
+        write_text(tmp_path / "file", "content")
     finally:
         os.umask(before)
-    assert (tmp_path / "state.safetensors").stat().st_mode & 0o777 == 0o644
-    tensors, facts = checkpoint.read(tmp_path / "state.safetensors")
-    assert torch.equal(tensors["a"], torch.ones(3))
-    assert facts == {"step": 1}
-
-
-@pytest.mark.parametrize("damage", ["truncated", "empty", "text", "no facts", "bad facts"])
-def test_a_damaged_checkpoint_is_named(tmp_path, damage):
-    path = tmp_path / "state.safetensors"
-    checkpoint.write(path, {"a": torch.ones(300)}, {"step": 1})
-    whole = path.read_bytes()
-    if damage in ("no facts", "bad facts"):
-        save_file({"a": torch.ones(3)}, path, None if damage == "no facts" else {"facts": "{"})
-    else:
-        path.write_bytes({"truncated": whole[:-100], "empty": b"", "text": b"no checkpoint at all"}[damage])
-    with pytest.raises(ValueError, match=r"state\.safetensors is no whole checkpoint \(.+\): start again"):
-        checkpoint.read(path)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
 
 
 def test_a_file_is_no_place_for_a_folder(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    for place in (file, file / "new", file / "new" / "newer"):
+    for folder in (file, file / "new", file / "new" / "newer"):
         with pytest.raises(ValueError, match=r"file is a file: give a folder for the run\."):
-            checkpoint.check_place(place, "the run")
-    checkpoint.check_place(tmp_path, "the run")
-    checkpoint.check_place(tmp_path / "new" / "newer", "the run")
+            check_folder(folder, "the run")
+    check_folder(tmp_path, "the run")
+    check_folder(tmp_path / "new" / "newer", "the run")

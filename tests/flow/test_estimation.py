@@ -103,7 +103,7 @@ def test_without_opencv_it_says_what_to_install(tmp_path):
 
 
 def test_importing_flow_brings_no_opencv():
-    code = "import deepmrf.flow, deepmrf.metrics, sys; print('cv2' in sys.modules)"
+    code = "import deepmrf.flow, deepmrf.evaluation.metrics, sys; print('cv2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 

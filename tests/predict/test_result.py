@@ -116,7 +116,7 @@ def test_a_file_that_fails_leaves_nothing(tmp_path):
     (tmp_path / "x.png").write_bytes(b"old")
 
     def write_half():
-        with result.whole(tmp_path / "x.png") as file:
+        with result.replacing(tmp_path / "x.png") as file:
             file.write(b"new")
             raise RuntimeError("full")
 

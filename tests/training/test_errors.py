@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from deepmrf.cli import app
 from deepmrf.data import synthetic
-from deepmrf.data import writing as checkpoint
 from deepmrf.data.folder import write_folder
 from deepmrf.models.parsing_network import load
+from deepmrf.training import checkpoint
 from deepmrf.training import loop as train
 from deepmrf.training import recipe as recipes
 
@@ -159,7 +159,7 @@ def test_an_evaluation_that_fails_costs_no_steps(recipe, tmp_path, monkeypatch):
         monkeypatch.setattr(train, "_evaluate", broken)
         with pytest.raises(OSError, match="gone"):
             train.train(settings, tmp_path / "cut", resume=stage > 0)
-        facts = checkpoint.read(tmp_path / "cut" / "state.safetensors")[1]
+        facts = checkpoint.read_checkpoint(tmp_path / "cut" / "state.safetensors")[1]
         assert (facts["stage"], facts["step"]) == (stage, steps)
     monkeypatch.setattr(train, "_evaluate", real)
     scores = train.train(settings, tmp_path / "cut", resume=True)
@@ -195,7 +195,7 @@ def test_a_full_disk_points_to_a_checkpoint_only_if_there_is_one(recipe, tmp_pat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write", full)
+        patch.setattr(checkpoint, "write_checkpoint", full)
         assert refused("train", recipe, "-o", tmp_path / "none") == "Stopped, the disk is full."
     monkeypatch.setattr(train, "_evaluate", full)
     says = refused("train", recipe, "-o", tmp_path / "one")

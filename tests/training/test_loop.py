@@ -16,8 +16,8 @@ import torch
 from typer.testing import CliRunner
 
 from deepmrf.cli import app
-from deepmrf.data import writing as checkpoint
 from deepmrf.models.parsing_network import DeepParsingNetwork, load
+from deepmrf.training import checkpoint
 from deepmrf.training import loop as train
 from deepmrf.training.recipe import load as load_recipe
 
@@ -201,7 +201,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(recipe, tmp_path, step
 def checkpoints(state: Path) -> int:
     """How far a run is, in steps of all stages."""
     try:
-        facts = checkpoint.read(state)[1]
+        facts = checkpoint.read_checkpoint(state)[1]
     except RuntimeError:  # replaced by the next one between being opened and being mapped: look again
         return -1
     return sum((12, 6, 6, 4)[: facts["stage"]]) + facts["step"]
@@ -236,16 +236,16 @@ def test_two_processes_do_what_one_does(recipe, tmp_path):
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, call):
     path = tmp_path / "state.safetensors"
-    checkpoint.write(path, {"a": torch.ones(3)}, {"step": 1})
+    checkpoint.write_checkpoint(path, {"a": torch.ones(3)}, {"step": 1})
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
     with pytest.raises(OSError, match="No space") as raised:
-        checkpoint.write(path, {"a": torch.zeros(3)}, {"step": 2})
+        checkpoint.write_checkpoint(path, {"a": torch.zeros(3)}, {"step": 2})
     assert raised.value.errno == 28
-    assert checkpoint.read(path)[1] == {"step": 1}
+    assert checkpoint.read_checkpoint(path)[1] == {"step": 1}
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -301,7 +301,7 @@ def test_a_finished_model_may_zoom_and_be_less_sure(recipe, tmp_path):
     assert f"{name}, network alone" in " ".join(result.output.split())
     zoomed = DeepParsingNetwork.from_pretrained(out / "model")
     assert (float(zoomed.unary.zoom), zoomed.mean_field.temperature) == (1.5, 1.6)
-    learned = checkpoint.read(out / "state.safetensors")[0]  # after the last stage
+    learned = checkpoint.read_checkpoint(out / "state.safetensors")[0]  # after the last stage
     assert all(torch.equal(value, learned[f"model.{name}"]) for name, value in zoomed.state_dict().items())
     evaluated = type_in("evaluate", out / "model", "--data", "synthetic:48x64", "-o", tmp_path / "scores")
     assert evaluated.exit_code == 0, evaluated.output

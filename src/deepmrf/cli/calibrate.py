@@ -45,14 +45,14 @@ def calibrate_command(
     console = Console()
     try:
         from deepmrf.data import open_data
-        from deepmrf.data.writing import check_place
+        from deepmrf.data.writing import check_folder
         from deepmrf.evaluation.calibration import TEMPERATURES, best, calibrate
         from deepmrf.models.names import open_model
         from deepmrf.models.parsing_network import save
         from deepmrf.predict.devices import chosen_device
 
         if out is not None:  # before minutes are spent
-            check_place(out, "the calibrated model")
+            check_folder(out, "the calibrated model")
         place = chosen_device(device)
         loaded, images = open_model(model).to(place), open_data(data, split)
         if loaded.labels.names != images.labels.names:

@@ -141,7 +141,7 @@ def evaluate(
     """Measure a model on labelled images."""
     process.load_torch()
     from deepmrf.data import open_data
-    from deepmrf.data.writing import check_place
+    from deepmrf.data.writing import check_folder
     from deepmrf.evaluation.evaluate import evaluate as measure
     from deepmrf.models.names import from_folder, open_model
     from deepmrf.predict.devices import chosen_device
@@ -153,7 +153,7 @@ def evaluate(
     models = [model for model in models if model not in numbers]
     try:
         if out is not None:  # before minutes are spent
-            check_place(out, "the scores")
+            check_folder(out, "the scores")
         place = chosen_device(device)
         # A path has lost its "./": a folder goes before a bundled model of its name.
         loaded = [(from_folder(model) if model.is_dir() else open_model(model)).to(place) for model in models]

@@ -8,10 +8,8 @@ No axis is turned or resampled: what is written lies on the grid of what was rea
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.data.files import VOID, Bytes, DataError, _map_ids
+from deepmrf.data.writing import write_bytes
 
 SUFFIXES = (".nii.gz", ".nii")
 """The endings, in lower case, by which a file counts as a volume."""
@@ -177,11 +176,4 @@ def write_labels(ids: Bytes, path: Path, like: Volume) -> None:
     content = kind(np.ascontiguousarray(ids, np.uint8), like.affine, header).to_bytes()
     if path.name.lower().endswith(".gz"):
         content = gzip.compress(content, compresslevel=6, mtime=0)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
+    write_bytes(path, content)

@@ -1,88 +1,62 @@
-"""The state of a run in one file that is always whole: safetensors with a JSON of facts in its header.
+"""Writing files atomically: a file is replaced as a whole or not at all, whatever stops the process.
 
-It is written beside the old one and takes its place in one step, so that neither a killed process nor a full disk can
-leave half a checkpoint.
+    with replacing(path) as file:      # a binary file beside `path`
+        file.write(content)            # takes the place of `path` when the block ends without an error
+
+Only regular files are replaced. What a symbolic link points to is replaced, not the link; devices and pipes are
+written to directly.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from typing import IO
 
 
-def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Replace the file at `path` by these tensors and facts, wholly or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+@contextmanager
+def replacing(path: Path, sync: bool = False) -> Iterator[IO[bytes]]:
+    """Open a temporary file that replaces `path` at the end of the block; after an error, `path` is as before.
+
+    sync: wait until the content is on the disk. Missing folders are made.
+    """
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as device:
+            yield device
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}.{os.urandom(4).hex()}.part")  # short: `path` may use the longest name
     try:
-        plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        with beside.open("wb") as file:
-            file.write(to_bytes(plain, {"facts": json.dumps(facts)}))  # save_file would let nobody else read it
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        with temporary.open("wb") as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and facts of a checkpoint; a ValueError for a file that is none, or no longer."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["facts"])
-            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
-    except (SafetensorError, KeyError, ValueError) as why:
-        raise ValueError(f"{path} is no whole checkpoint ({why}): start again in a new folder.") from why
+def write_bytes(path: Path, content: bytes, sync: bool = False) -> None:
+    """Replace a file by this content."""
+    with replacing(path, sync) as file:
+        file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file in one step."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text)
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
+    """Replace a file by this text, in UTF-8."""
+    write_bytes(path, text.encode())
 
 
-def check_place(folder: Path, what: str) -> None:
-    """A ValueError where `folder`, which is to hold `what`, cannot be made: it or a folder above it is a file."""
+def check_folder(folder: Path, content: str) -> None:
+    """Raise a ValueError where `folder`, which is to hold `content`, cannot be made: a file is in its way."""
     for path in (folder, *folder.parents):
         if path.exists():
             if not path.is_dir():
-                raise ValueError(f"{path} is a file: give a folder for {what}.")
+                raise ValueError(f"{path} is a file: give a folder for {content}.")
             return
-
-
-def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """An optimiser's state by parameter name."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    tensors = {}
-    for parameter, state in optimiser.state.items():
-        for key, value in state.items():
-            if value is not None:
-                tensors[f"{names[id(parameter)]}|{key}"] = torch.as_tensor(value)
-    return tensors
-
-
-def restore_optimiser(optimiser: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """What `optimiser_tensors` took down, put back."""
-    parameters = dict(model.named_parameters())
-    for name, value in tensors.items():
-        owner, key = name.split("|")
-        parameter = parameters[owner]
-        on_cpu = key == "step" and not optimiser.defaults.get("fused")  # where PyTorch expects the number of steps
-        at = value.clone() if on_cpu else value.to(parameter.device, copy=True)
-        optimiser.state[parameter][key] = at

@@ -5,7 +5,6 @@ A frame is uint8 RGB (H, W, 3), a flow from one to another (H, W, 2): x and y in
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import itertools
@@ -20,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepmrf.data.writing import replacing
 from deepmrf.flow.clip import Flow
-from deepmrf.flow.files import write_whole
 
 Array = NDArray[Any]
 Method = Literal["dis"] | Callable[[Array, Array], Array]
@@ -110,7 +109,8 @@ def cached(folder: Path | str, names: Sequence[str], frames: Array | Tensor, met
         if pair is None:
             pair = _both_ways(given[t], given[t + 1], method).astype(np.float16)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, functools.partial(np.savez, flow=pair, checksum=checksum))
+            with replacing(path) as file:
+                np.savez(file, flow=pair, checksum=checksum)
         pairs.append(pair)
     return _clip(pairs, given.shape[1:3])
 

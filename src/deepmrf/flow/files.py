@@ -5,16 +5,15 @@ A flow in a file is (H, W, 2): x and y in pixels.
 
 from __future__ import annotations
 
-import os
 import struct
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from deepmrf.data.writing import write_bytes
 
 MAGIC = 202021.25
 """The number every .flo file begins with."""
@@ -42,17 +41,4 @@ def write_flo(path: Path | str, flow: NDArray[Any] | Tensor) -> None:
     if array.ndim != 3 or array.shape[2] != 2 or not array.size:
         raise ValueError(f"The flow has shape {array.shape}: a .flo file holds (H, W, 2).")
     head = struct.pack("<fii", MAGIC, array.shape[1], array.shape[0])
-    write_whole(Path(path), lambda file: file.write(head + array.astype("<f4").tobytes()))
-
-
-def write_whole(path: Path, content: Callable[[Any], Any]) -> None:
-    """Write a file as a whole or not at all: others may read it, and processes may be stopped."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            content(file)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_bytes(Path(path), head + array.astype("<f4").tobytes())

@@ -12,16 +12,16 @@ import io
 import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.data.labels import Colour, LabelSet
+from deepmrf.data.writing import replacing
 from deepmrf.figures import overlay
 from deepmrf.predict.notes import FIELD
 
@@ -157,7 +157,7 @@ class Segmentation:
         elif self.probabilities is None:
             raise ValueError("The probabilities were not kept: call the segmenter with probabilities=True.")
         else:
-            with whole(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            with replacing(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.comment = FIELD.encode()
                 with archive.open("probabilities.npy", "w", force_zip64=True) as part:
                     np.lib.format.write_array(part, self.probabilities.astype(np.float16))
@@ -171,12 +171,12 @@ class Segmentation:
         text.add_itxt("labels", ", ".join(self.names))
         if note:
             text.add_itxt(FIELD, note)
-        with whole(path) as file:
+        with replacing(path) as file:
             self.mask().save(file, format="PNG", pnginfo=text)
 
     def save_overlay(self, path: Path, longest: int | None = 4096) -> None:
         """The overlay as JPEG, at most `longest` pixels a side: larger ones few programs open."""
-        with whole(path) as file:
+        with replacing(path) as file:
             self.overlay(longest=longest).save(file, format="JPEG", quality=92, comment=FIELD)
 
     def __repr__(self) -> str:
@@ -228,18 +228,3 @@ def legend(picture: Image, found: Segmentation) -> Image:
 
 def _percent(share: float) -> str:
     return "<1%" if 0 < share < 0.005 else f"{100 * share:.0f}%"
-
-
-@contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write into that takes its place in one step, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{os.getpid()}.{os.urandom(4).hex()}.part")  # short: the name may be as long as allowed
-    try:
-        with beside.open("wb") as file:
-            yield file
-        os.replace(beside, path)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise

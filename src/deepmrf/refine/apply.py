@@ -13,14 +13,12 @@ the ids that a labels.json gave to the masks (a Coding).
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,6 +29,7 @@ from deepmrf.data.files import VOID, Bytes, read_image
 from deepmrf.data.folder import labels_file
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.data.volumes import Volume, read_volume, unit_range, write_labels
+from deepmrf.data.writing import replacing
 from deepmrf.layers import MeanField, dense_crf
 from deepmrf.predict.devices import chosen_device
 from deepmrf.predict.tiles import in_tiles
@@ -217,7 +216,8 @@ def _write(log_q: Tensor, labels: LabelSet, targets: Sequence[Path], coding: Cod
     picture.putpalette(_palette(labels, coding).tobytes())
     for target in targets[1:]:
         _write_array(log_q.exp().half(), target)
-    _in_one_step(targets[0], lambda file: picture.save(file, format="PNG"))  # last: it says that all is there
+    with replacing(targets[0]) as file:
+        picture.save(file, format="PNG")  # last: it says that all is there
 
 
 def _write_volume(ids: Bytes, shares: Tensor | None, volume: Volume, targets: Sequence[Path]) -> None:
@@ -229,23 +229,8 @@ def _write_volume(ids: Bytes, shares: Tensor | None, volume: Volume, targets: Se
 
 
 def _write_array(shares: Tensor, target: Path) -> None:
-    def save(file: IO[bytes]) -> None:
+    with replacing(target) as file:
         if target.suffix == ".npy":
             np.save(file, shares.numpy(), allow_pickle=False)
         else:
             np.savez_compressed(file, probabilities=shares.numpy())
-
-    _in_one_step(target, save)
-
-
-def _in_one_step(target: Path, save: Callable[[IO[bytes]], None]) -> None:
-    """Write a file whole, so that a run that is stopped leaves no half of one."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            save(file)
-        os.replace(beside, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise

@@ -13,13 +13,14 @@ from typing import Any, Literal
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from deepmrf.data import writing as checkpoint
 from deepmrf.data.labels import LabelSet
+from deepmrf.data.writing import write_text
 from deepmrf.evaluation.dice import Dice, mean, per_label
 from deepmrf.evaluation.metrics import Scores
 from deepmrf.layers import MeanField
 from deepmrf.layers.triple_penalty import Kernel
 from deepmrf.refine.predictions import Coding, Folder
+from deepmrf.training.checkpoint import write_checkpoint
 
 CONFIG, WEIGHTS, FORMAT = "config.json", "model.safetensors", 1
 Part = Literal["nothing", "triple penalty", "label contexts"]
@@ -229,8 +230,8 @@ def save_mrf(report: FitReport, folder: Folder) -> Path:
         "metrics": report.to_dict(),
         "settings": asdict(report.settings),
     }
-    checkpoint.write(top / WEIGHTS, dict(report.mean_field.state_dict()), {"format": FORMAT})
-    checkpoint.write_text(top / CONFIG, json.dumps(config, indent=1) + "\n")
+    write_checkpoint(top / WEIGHTS, dict(report.mean_field.state_dict()), {"format": FORMAT})
+    write_text(top / CONFIG, json.dumps(config, indent=1) + "\n")
     return top
 
 

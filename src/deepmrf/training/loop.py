@@ -22,13 +22,14 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from deepmrf.data import writing as checkpoint
 from deepmrf.data.dataset import Dataset
 from deepmrf.data.transforms import Augment
+from deepmrf.data.writing import write_text
 from deepmrf.evaluation.evaluate import Part, check_labelled, evaluate, evaluate_video
 from deepmrf.evaluation.metrics import Scores
 from deepmrf.models.parsing_network import Card, DeepParsingNetwork, save
 from deepmrf.predict.scales import predictor
+from deepmrf.training import checkpoint
 from deepmrf.training.clips import ClipCrops, Source, Stills, Videos, outputs
 from deepmrf.training.loss import cross_entropy, lovasz
 from deepmrf.training.recipe import Recipe, Stage, to_dict
@@ -46,7 +47,7 @@ from deepmrf.training.stages import (
     step_unless_bad,
     uses_cache,
 )
-from deepmrf.training.start import METRICS, RESOLVED, STATE, build, check_folder, open_splits
+from deepmrf.training.start import METRICS, RESOLVED, STATE, build, check_run_folder, open_splits
 
 PATIENCE = 3
 """How often in a row the loss may be found NaN, of every tenth step, before a run gives up."""
@@ -91,7 +92,7 @@ class _Run:
 def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
     """Run a recipe in `folder`. Returns the scores of every stage on the validation split."""
     watch = watch or Watch()
-    check_folder(recipe, folder, resume)
+    check_run_folder(recipe, folder, resume)
     accelerator = Accelerator(mixed_precision=recipe.precision)
     set_seed(recipe.seed)
     torch.backends.cudnn.benchmark = True  # crops are of one size: the search for the fastest convolution pays
@@ -106,7 +107,7 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     run = _Run(recipe, folder, model, average, accelerator, images, val, watch, _clips(recipe, data, images, folder))
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_text(folder / RESOLVED, json.dumps(to_dict(recipe), indent=1) + "\n")
+        write_text(folder / RESOLVED, json.dumps(to_dict(recipe), indent=1) + "\n")
         run.writer = _writer(folder)
     stage_at, step_at, tensors = _restore(run) if resume else (0, 0, {})
     for index, stage in enumerate(plan(recipe)):
@@ -311,9 +312,7 @@ def _evaluate(run: _Run, name: str, alone: bool = False) -> dict[str, Any]:
         run.writer.flush()
     if accelerator.is_main_process:
         known = {**run.scores, name: found}
-        checkpoint.write_text(
-            run.folder / METRICS, json.dumps({"seed": run.recipe.seed, "val": known}, indent=1) + "\n"
-        )
+        write_text(run.folder / METRICS, json.dumps({"seed": run.recipe.seed, "val": known}, indent=1) + "\n")
     return found
 
 
@@ -342,14 +341,14 @@ def _save_state(run: _Run, stage: int, step: int, optimiser: torch.optim.Optimiz
         tensors |= {f"optimiser.{n}": t for n, t in state.items()}
     tensors["random"] = torch.get_rng_state()
     facts = {"stage": stage, "step": step, "history": run.history, "scores": run.scores, "best": run.best}
-    checkpoint.write(run.folder / STATE, tensors, facts)
+    checkpoint.write_checkpoint(run.folder / STATE, tensors, facts)
 
 
 def _restore(run: _Run) -> tuple[int, int, dict[str, Tensor]]:
     path = run.folder / STATE
     if not path.exists():
         return 0, 0, {}
-    tensors, facts = checkpoint.read(path)
+    tensors, facts = checkpoint.read_checkpoint(path)
     run.history, run.scores, run.best = facts["history"], facts["scores"], facts["best"]
     _load_models(run, tensors)
     torch.set_rng_state(tensors["random"])

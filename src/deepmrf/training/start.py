@@ -15,7 +15,7 @@ import torch
 
 from deepmrf.data import open_data
 from deepmrf.data.dataset import Dataset
-from deepmrf.data.writing import check_place
+from deepmrf.data.writing import check_folder
 from deepmrf.models.names import from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.training.recipe import Recipe, RecipeError, from_dict
@@ -24,9 +24,9 @@ STATE, METRICS, RESOLVED = "state.safetensors", "metrics.json", "recipe.json"
 """The files of a run's folder."""
 
 
-def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
+def check_run_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     """Can the recipe run in that folder, or go on there?"""
-    check_place(folder, "the run")
+    check_folder(folder, "the run")
     if (folder / STATE).exists() and not resume:
         raise RecipeError(f"{folder} holds a run already: continue it with --resume, or choose another folder.")
     resolved = folder / RESOLVED
