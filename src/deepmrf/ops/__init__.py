@@ -2,6 +2,7 @@
 
 distance    b12 with d(j, z), a squared distance: exact at a cost that does not depend on the window
 gaussian    b12 with s(j, z), a Gaussian similarity: evaluated inside the window
+lattice     a Gaussian filter over all pairs of points, and dense CRF inference on it
 local       b12 with a filter per position
 contexts    b13 and b14: label contexts and their minimum
 low_rank    the same for less: separable patterns, a coarser grid

@@ -1,0 +1,170 @@
+"""The Gaussian filter over all pairs of points, by the permutohedral lattice, in time linear in the points.
+
+    out[c, i] = sum over all j of exp(-|f_i - f_j|^2 / 2) values[c, j]          j = i included
+
+f are features of any number of axes d, each divided by the width of the Gaussian: position, colour, anything. The
+lattice evaluates the sum approximately, as K = slice . blur_d .. blur_0 . splat:
+
+    splat    each point gives its values to the d + 1 vertices of its simplex, by barycentric weights
+    blur     for each axis of the lattice: row[m] += (row[m - axis] + row[m + axis]) / 2
+    slice    each point gathers from the same vertices by the same weights, times 1 / (1 + 2^-d)
+
+The transpose of K blurs the axes in reverse order: that is the gradient to the values. The gradient to the features is
+that of the exact sum, its sums evaluated by the same filter. `build` says what a lattice is.
+
+Shapes: values (B, C, N), features (B, d, N). A lattice of one image serves a batch of any size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepmrf.ops.lattice.build import Lattice, build_plain
+from deepmrf.ops.registry import Implementation, at_once, choose
+
+__all__ = ["Lattice", "build_lattice", "gaussian_filter", "gaussian_filter_reference", "lattice_filter"]
+
+
+def gaussian_filter_reference(values: Tensor, features: Tensor) -> Tensor:
+    """The equation above, every pair written out: O(N^2) memory. For readers and tests only."""
+    distance = (features[:, :, :, None] - features[:, :, None, :]).square().sum(1)  # (B, N, N)
+    return torch.einsum("bij,bcj->bci", torch.exp(-distance / 2), values)
+
+
+def build_lattice(features: Tensor) -> Lattice:
+    """The lattice of the points features (B, d, N), d >= 1; it is built in float64 for float64, else in float32."""
+    if features.dim() != 3 or features.shape[1] == 0:
+        raise ValueError(f"Features must be (B, d, N) with d >= 1; these are {tuple(features.shape)}.")
+    features = features.detach()
+    features = features if features.dtype == torch.float64 else features.float()
+    if not torch.isfinite(features).all():
+        raise ValueError("Features must be finite numbers: look for NaN, infinities and widths of zero.")
+    return build_plain(features)
+
+
+def slice_scale(axes: int) -> float:
+    """What makes the filter of one point 1 at that point."""
+    return 1 / (1 + 2.0**-axes)
+
+
+def _forward(
+    values: Tensor,
+    vertex: Tensor,
+    weight: Tensor,
+    neighbours: Tensor,
+    corners: Tensor,
+    starts: Tensor,
+    transpose: bool,
+) -> Tensor:
+    """One channel per column; the last row is zero, and stands for the vertices that do not exist (-1)."""
+    images, points, sides = vertex.shape
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    batch = values.shape[0] // images  # images that share a lattice become channels
+    columns = values.to(dtype).view(images, batch * values.shape[1], points).mT.reshape(images * points, -1)
+    weight = weight.to(dtype).view(-1, sides)
+    index = vertex.view(-1, sides).long()
+    rows = columns.new_zeros(neighbours.shape[2] + 1, columns.shape[1])
+    for r in range(sides):
+        rows.index_add_(0, index[:, r], columns * weight[:, r, None])
+    for axis in reversed(range(sides)) if transpose else range(sides):
+        before, after = neighbours[axis].long()
+        rows[:-1] = rows[:-1] + (rows[before] + rows[after]) / 2
+    out = torch.zeros_like(columns)
+    for r in range(sides):
+        out += rows[index[:, r]] * weight[:, r, None]
+    out = (out * slice_scale(sides - 1)).view(images, points, -1).mT.contiguous()
+    return out.view(values.shape).to(values.dtype)
+
+
+IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _forward, lambda *_: True)]
+"""In order of preference; compiled kernels go before "torch"."""
+
+
+def _evaluate(
+    values: Tensor,
+    vertex: Tensor,
+    weight: Tensor,
+    neighbours: Tensor,
+    corners: Tensor,
+    starts: Tensor,
+    transpose: bool,
+) -> Tensor:
+    """The filter by the tensors of a lattice; corners and starts are empty where no kernel uses them."""
+    implementation = choose(IMPLEMENTATIONS, values, vertex, weight, neighbours)
+    result: Tensor = implementation.forward(values, vertex, weight, neighbours, corners, starts, transpose)
+    return result
+
+
+_operator = torch.library.custom_op("deepmrf::lattice_filter", _evaluate, mutates_args=())
+
+
+@_operator.register_fake
+def _(values, vertex, weight, neighbours, corners, starts, transpose):  # type: ignore[no-untyped-def]
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    _, *lattice, ctx.transpose = inputs
+    ctx.save_for_backward(*lattice)
+
+
+def _gradients(ctx, grad):  # type: ignore[no-untyped-def]
+    return _operator(grad.contiguous(), *ctx.saved_tensors, not ctx.transpose), *(None,) * 6
+
+
+_operator.register_autograd(_gradients, setup_context=_setup_context)
+
+
+def lattice_filter(values: Tensor, lattice: Lattice, *, transpose: bool = False) -> Tensor:
+    """K values, or its transpose; see the head of this module. Gradients flow to the values (B, C, N)."""
+    images, points, _ = lattice.vertex.shape
+    if values.dim() != 3 or values.shape[2] != points or images not in (1, values.shape[0]):
+        raise ValueError(
+            f"Values must be (B, C, N) with {points} points{f' and {images} images' if images > 1 else ''} as in the "
+            f"lattice; these are {tuple(values.shape)}."
+        )
+    if values.numel() == 0:
+        return values.clone()
+    nothing = lattice.vertex.new_empty(0)
+    corners, starts = lattice.corners if values.is_cuda else (nothing, nothing)
+    call = _evaluate if at_once(values) else _operator
+    result: Tensor = call(
+        values.contiguous(), lattice.vertex, lattice.weight, lattice.neighbours, corners, starts, transpose
+    )
+    return result
+
+
+class _Filter(torch.autograd.Function):
+    """K values, with gradients to both; those to the features are
+
+    sum over c, j of k(i, j) (f_j - f_i) (g[c, i] values[c, j] + g[c, j] values[c, i]),     g the gradient to out.
+    """
+
+    @staticmethod
+    def forward(ctx, values, features, lattice):  # type: ignore[no-untyped-def]
+        ctx.lattice = lattice
+        ctx.save_for_backward(values, features)
+        return lattice_filter(values, lattice)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        values, features = ctx.saved_tensors
+        lattice, back = ctx.lattice, lattice_filter(grad, ctx.lattice, transpose=True)
+        if not ctx.needs_input_grad[1]:
+            return back, None, None
+        sums = (grad * lattice_filter(values, lattice) + values * back).sum(1, keepdim=True)
+        centred = features - features.mean(2, keepdim=True)  # the same differences, less cancellation
+        pulls = []
+        for axis in centred.split(1, dim=1):
+            ahead = lattice_filter(axis * values, lattice)
+            behind = lattice_filter(axis * grad, lattice, transpose=True)
+            pulls.append((grad * ahead + values * behind).sum(1, keepdim=True) - axis * sums)
+        return back, torch.cat(pulls, dim=1).to(features.dtype), None
+
+
+def gaussian_filter(values: Tensor, features: Tensor) -> Tensor:
+    """Build the lattice of features (B, d, N) and filter values (B, C, N); gradients flow to both."""
+    result: Tensor = _Filter.apply(values, features, build_lattice(features))  # type: ignore[no-untyped-call]
+    return result

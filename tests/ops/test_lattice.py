@@ -1,0 +1,175 @@
+"""The Gaussian filter on the permutohedral lattice against sums over all pairs, and its gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from deepmrf import ops
+from deepmrf.ops.lattice import build_lattice, gaussian_filter, gaussian_filter_reference, lattice_filter
+from deepmrf.ops.lattice.build import build_plain
+from deepmrf.ops.lattice.features import bilateral_features, position_features, position_lattice
+from deepmrf.ops.lattice.mean_field import PairwiseTerm, mean_field, normalisation
+
+
+def smooth_points(axes, side=33, scale=0.15, dtype=torch.float32):
+    """(1, axes, side^2) points: a plane with smooth features on it."""
+    rows, columns = position_features((side, side), 1 / scale, dtype=dtype)[0]
+    more = [torch.sin(rows / (k + 1) + k * columns) for k in range(axes - 2)]
+    return torch.stack([rows, columns, *more][:axes])[None]
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3, 4, 5])
+def test_near_the_sum_over_all_pairs(axes):
+    features = smooth_points(axes)
+    values = torch.stack([torch.sin(k + features[0].sum(0)) for k in range(3)])[None]
+    exact = gaussian_filter_reference(values, features)
+    approximate = lattice_filter(values, build_lattice(features))
+    ones = torch.ones_like(values[:, :1])
+    exact = exact / gaussian_filter_reference(ones, features)
+    approximate = approximate / lattice_filter(ones, build_lattice(features))
+    assert (approximate - exact).abs().mean() < 0.06 * exact.std()
+
+
+def test_weights_are_barycentric_and_rebuild_the_points():
+    features = torch.randn(2, 3, 50, dtype=torch.float64) * 5
+    lattice = build_lattice(features)
+    assert lattice.weight.min() > -1e-12
+    torch.testing.assert_close(lattice.weight.sum(2), torch.ones(2, 50, dtype=torch.float64))
+    assert lattice.first_vertex[1] == lattice.vertex[1].min() == lattice.vertex[0].max() + 1
+    assert lattice.vertices == lattice.vertex.max() + 1 == lattice.neighbours.shape[2]
+
+
+def test_neighbours_point_at_each_other():
+    lattice = build_lattice(smooth_points(3))
+    for before, after in lattice.neighbours.long():
+        here = torch.arange(lattice.vertices)
+        assert torch.equal(after[before[before >= 0]], here[before >= 0])
+        assert torch.equal(before[after[after >= 0]], here[after >= 0])
+        assert (after >= 0).sum() > lattice.vertices // 2
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_gradient_to_the_values(transpose):
+    lattice = build_lattice(torch.randn(2, 3, 15, dtype=torch.float64))
+    values = torch.randn(2, 2, 15, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: lattice_filter(v, lattice, transpose=transpose), values)
+    assert torch.autograd.gradgradcheck(lambda v: lattice_filter(v, lattice, transpose=transpose), values)
+
+
+def test_operator_is_registered_as_pytorch_wants():
+    lattice = build_lattice(torch.randn(2, 3, 15))
+    values = torch.randn(2, 2, 15, requires_grad=True)
+    nothing = lattice.vertex.new_empty(0)
+    arguments = (values, lattice.vertex, lattice.weight, lattice.neighbours, nothing, nothing, False)
+    torch.library.opcheck(torch.ops.deepmrf.lattice_filter, arguments)
+
+
+def test_transpose_is_the_adjoint():
+    lattice = build_lattice(smooth_points(4))
+    x, y = torch.rand(2, 1, 7, lattice.vertex.shape[1])
+    torch.testing.assert_close(
+        (lattice_filter(x, lattice) * y).sum(),
+        (x * lattice_filter(y, lattice, transpose=True)).sum(),
+        rtol=1e-5,
+        atol=0,
+    )
+
+
+def test_gradient_to_the_features_in_the_mean():
+    features = smooth_points(3, dtype=torch.float64).requires_grad_()
+    values = torch.rand(1, 2, features.shape[2], dtype=torch.float64, requires_grad=True)
+    weight = torch.sin(features[:, :1].detach() * 2)
+    exact = torch.autograd.grad((gaussian_filter_reference(values, features) * weight).sum(), (values, features))
+    ours = torch.autograd.grad((gaussian_filter(values, features) * weight).sum(), (values, features))
+    for a, b in zip(ours, exact, strict=True):
+        cosine = torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0)
+        assert cosine > 0.98
+        assert 0.7 < a.norm() / b.norm() < 1.3
+
+
+@pytest.mark.parametrize("backend", ["torch", None])
+@pytest.mark.parametrize("points", [0, 1, 2, 77])
+def test_any_number_of_points_and_labels(points, backend):
+    features = torch.randn(2, 2, points)
+    values = torch.rand(2, 200, points)
+    with ops.use(backend):
+        out = lattice_filter(values, build_lattice(features))
+    assert out.shape == values.shape
+    assert out.isfinite().all()
+    if points == 1:  # alone, a point gets the sum of squares of its weights, and what comes back from its neighbours
+        assert (out > 0).all()
+        assert (out <= values * 1.0001).all()
+
+
+def test_one_lattice_serves_a_batch(agree):
+    lattice = position_lattice((5, 7), 2.0)
+    values = torch.rand(3, 4, 35)
+    each = torch.cat([lattice_filter(v[None], lattice) for v in values])
+    agree(lattice_filter(values, lattice), each)
+    assert position_lattice((5, 7), (2, 2)) is lattice
+
+
+def test_batches_do_not_mix(agree):
+    features, values = torch.randn(3, 4, 40), torch.rand(3, 4, 40)
+    each = [lattice_filter(v[None], build_lattice(f[None])) for v, f in zip(values, features, strict=True)]
+    agree(lattice_filter(values, build_lattice(features)), torch.cat(each))
+
+
+def test_keys_of_any_range(agree):
+    """Twelve axes and tiny widths: keys no longer fit digit by digit, and every point is alone."""
+    features = torch.rand(1, 12, 30) * 1e5
+    lattice = build_lattice(features)
+    assert lattice.vertices == 30 * 13
+    values = torch.rand(1, 2, 30)
+    assert (lattice_filter(values, lattice) > 0.01 * values).all()
+
+
+def test_features():
+    image = torch.arange(24).view(1, 2, 3, 4).to(torch.uint8)
+    features = bilateral_features(image, (2, 4), (5.0, 10.0))
+    assert features[0, :, 7].tolist() == pytest.approx([0.5, 0.75, 7 / 5, 19 / 10])
+    swapped = bilateral_features(image, (2, 4), (5.0, 10.0), reverse=True)
+    assert torch.equal(swapped, features[:, [1, 0, 2, 3]])
+    with pytest.raises(ValueError, match="positive"):
+        position_features((3, 4), 0.0)
+    with pytest.raises(ValueError, match="2 widths"):
+        position_features((3, 4), (1.0, 2.0, 3.0))
+    with pytest.raises(ValueError, match="finite"):
+        build_lattice(torch.tensor([[[1.0, float("nan")]]]))
+    with pytest.raises(ValueError, match="points"):
+        lattice_filter(torch.rand(1, 2, 5), position_lattice((3, 4), 1.0))
+
+
+def test_compiles():
+    lattice = build_lattice(torch.randn(1, 2, 20))
+    values = torch.rand(1, 2, 20)
+    function = torch.compile(lambda v: lattice_filter(v * 2, lattice), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(function(values), lattice_filter(values * 2, lattice))
+    with torch.inference_mode():
+        torch.testing.assert_close(lattice_filter(values * 2, lattice), function(values))
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "before", "after", "none"])
+def test_mean_field_by_hand(kind):
+    """One iteration written out with K as a matrix."""
+    features = smooth_points(3, side=6)
+    lattice = build_lattice(features)
+    matrix = lattice_filter(torch.eye(36)[None], lattice)[0].T
+    unary, compatibility = torch.rand(1, 4, 36), torch.rand(4, 4)
+    total = matrix.sum(1)
+    before = {"symmetric": total**-0.5, "before": 1 / total}.get(kind, torch.ones(36))
+    after = {"symmetric": total**-0.5, "after": 1 / total}.get(kind, torch.ones(36))
+    q = torch.softmax(-unary[0], 0)
+    message = (matrix @ (q * before).T).T * after
+    expected = torch.softmax(-unary[0] - compatibility @ message, 0)
+    term = PairwiseTerm(lattice, compatibility, *normalisation(lattice, kind))
+    torch.testing.assert_close(mean_field(unary, [term], 1)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_plain_build_is_the_same(agree):
+    features = torch.randn(2, 4, 300) * 2
+    plain, chosen = build_plain(features), build_lattice(features)
+    assert plain.first_vertex == chosen.first_vertex
+    for name in ("vertex", "weight", "neighbours"):
+        assert torch.equal(getattr(plain, name), getattr(chosen, name)), name
