@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from deepmrf.flow import Flow, between, cached, estimate, read_flo, warp, write_flo
-from deepmrf.flow.files import UNKNOWN
+from deepmrf.flow import Flow, between, cached, estimate, read_flo, warp
+from deepmrf.flow.files import UNKNOWN_FLOW
 
 ROOT = Path(os.environ.get("DEEPMRF_DATA") or Path(__file__).parents[2].parent / "shared" / "data") / "flow"
 need_whale = pytest.mark.skipif(not (ROOT / "RubberWhale.flo").is_file(), reason="RubberWhale is not here")
@@ -177,7 +177,7 @@ def test_the_cache_says_what_it_wants(tmp_path):
     frames = moving(2, (9, 7))
     with pytest.raises(ValueError, match=r"There are 1 names for 2 frames"):
         cached(tmp_path, ["a"], frames)
-    with pytest.raises(ValueError, match=r"cannot be kept by its name: pass a function defined with def\.$"):
+    with pytest.raises(ValueError, match=r"cannot be cached by its name: pass a function defined with def\.$"):
         cached(tmp_path, ["a", "b"], frames, lambda a, b: counted(a, b))
     assert cached(tmp_path, ["a"], frames[:1]).shape == (1, 1, 9, 7)
     assert not list(tmp_path.iterdir())
@@ -186,16 +186,11 @@ def test_the_cache_says_what_it_wants(tmp_path):
 # .flo
 
 
-def test_flo_round_trip(tmp_path):
-    flow = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)
+def test_read_flo(tmp_path):
+    flow = np.random.default_rng(0).normal(size=(3, 5, 2)).astype("<f4")
     flow[0, 0] = 1.666e9
-    write_flo(tmp_path / "a.flo", flow)
-    content = (tmp_path / "a.flo").read_bytes()
-    assert content[:4] == b"PIEH"
-    assert struct.unpack("<ii", content[4:12]) == (5, 3)
+    (tmp_path / "a.flo").write_bytes(b"PIEH" + struct.pack("<ii", 5, 3) + flow.tobytes())
     assert np.array_equal(read_flo(str(tmp_path / "a.flo")), flow)
-    write_flo(tmp_path / "b.flo", torch.from_numpy(flow).requires_grad_())
-    assert (tmp_path / "b.flo").read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -216,12 +211,6 @@ def test_bad_flo_files(tmp_path, content, message):
         read_flo(tmp_path / "bad.flo")
 
 
-def test_a_bad_flow_leaves_no_file(tmp_path):
-    with pytest.raises(ValueError, match=r"a \.flo file holds \(H, W, 2\)\.$"):
-        write_flo(tmp_path / "a.flo", np.zeros((2, 3, 3)))
-    assert not list(tmp_path.iterdir())
-
-
 # RubberWhale
 
 
@@ -231,7 +220,7 @@ def whale():
     image = pytest.importorskip("PIL.Image")
     frames = np.stack([np.asarray(image.open(ROOT / f"RubberWhale{i}.png").convert("RGB")) for i in (1, 2)])
     flow = read_flo(ROOT / "RubberWhale.flo")
-    return frames, flow, (np.abs(flow) < UNKNOWN).all(-1)
+    return frames, flow, (np.abs(flow) < UNKNOWN_FLOW).all(-1)
 
 
 @need_whale

@@ -1,20 +1,20 @@
-"""Optical flow: where each pixel of a frame is found in the next one, and back.
+"""Optical flow: how far each pixel moves from one frame to another.
 
-A flow (2, H, W) holds (x, y) in pixels: pixel j of one frame is found at j + flow(j) in the other.
+A flow (2, H, W) holds (x, y) in pixels: pixel j of one frame is at j + flow(j) in the other.
 
     flow = estimate(frames)                            # uint8 (T, H, W, 3)
     ahead, reliable = flow.trajectories(0, 1)[1]       # from every frame to the next
-    aligned = warp(next_frame, ahead[:, :, 0])         # the next frame, seen where its pixels are in this one
+    aligned = warp(next_frame, ahead[:, :, 0])         # the next frame, aligned with this one
 
-warping       tensors seen along a flow; which flows are reliable; flows one after the other
-clip          Flow: the flows of a clip, both ways, and trajectories over several frames
-estimation    by OpenCV's DIS, or any function of two frames; cached on disk
-files         .flo
+warping       warp a tensor along a flow; test which flows are reliable; compose two flows
+clip          Flow: the flows of a clip in both directions, and trajectories over several frames
+estimation    estimate flow by OpenCV's DIS or any function of two frames; cache it on disk
+files         read Middlebury's .flo files
 """
 
 from deepmrf.flow.clip import Flow, join
 from deepmrf.flow.estimation import between, cached, estimate
-from deepmrf.flow.files import read_flo, write_flo
+from deepmrf.flow.files import read_flo
 from deepmrf.flow.warping import compose, consistent, inside, warp
 
 __all__ = [
@@ -28,5 +28,4 @@ __all__ = [
     "join",
     "read_flo",
     "warp",
-    "write_flo",
 ]

@@ -1,6 +1,6 @@
-"""Middlebury's .flo files, and files written as a whole or not at all.
+"""Reading Middlebury's .flo files.
 
-A flow in a file is (H, W, 2): x and y in pixels.
+Format, little-endian: the float32 number 202021.25; width and height as int32; float32 (x, y) of each pixel, in rows.
 """
 
 from __future__ import annotations
@@ -11,34 +11,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from deepmrf.data.writing import write_bytes
-
-MAGIC = 202021.25
-"""The number every .flo file begins with."""
-UNKNOWN = 1e9
-"""Larger numbers mean that the true flow is not known."""
+MAGIC_NUMBER = 202021.25
+"""The first number of every .flo file."""
+UNKNOWN_FLOW = 1e9
+"""Larger values mean that the true flow is unknown."""
+HEADER_BYTES = 12
 
 
 def read_flo(path: Path | str) -> NDArray[Any]:
-    """The flow (H, W, 2) of a Middlebury .flo file; numbers above UNKNOWN are not known."""
+    """Read the flow (H, W, 2), in pixels, of a .flo file; values above UNKNOWN_FLOW are unknown."""
     content = Path(path).read_bytes()
-    if len(content) < 12 or struct.unpack("<f", content[:4])[0] != MAGIC:
-        raise ValueError(f"{path} is no .flo file: it does not begin with the number {MAGIC}, so pass another.")
-    width, height = struct.unpack("<ii", content[4:12])
-    if width < 1 or height < 1 or len(content) != 12 + 8 * width * height:
+    if len(content) < HEADER_BYTES or struct.unpack("<f", content[:4])[0] != MAGIC_NUMBER:
+        raise ValueError(f"{path} is no .flo file: it does not begin with the number {MAGIC_NUMBER}, so pass another.")
+    width, height = struct.unpack("<ii", content[4:HEADER_BYTES])
+    if width < 1 or height < 1 or len(content) != HEADER_BYTES + 8 * width * height:
         raise ValueError(
             f"{path} says it holds {width} x {height} pixels, but has {len(content)} bytes instead of "
             f"12 + 8 per pixel: copy it again."
         )
-    return np.frombuffer(content, "<f4", offset=12).reshape(height, width, 2).astype(np.float32)
-
-
-def write_flo(path: Path | str, flow: NDArray[Any] | Tensor) -> None:
-    """Write a flow (H, W, 2) as a Middlebury .flo file."""
-    array = np.asarray(flow.detach().cpu() if isinstance(flow, Tensor) else flow)
-    if array.ndim != 3 or array.shape[2] != 2 or not array.size:
-        raise ValueError(f"The flow has shape {array.shape}: a .flo file holds (H, W, 2).")
-    head = struct.pack("<fii", MAGIC, array.shape[1], array.shape[0])
-    write_bytes(Path(path), head + array.astype("<f4").tobytes())
+    return np.frombuffer(content, "<f4", offset=HEADER_BYTES).reshape(height, width, 2).astype(np.float32)

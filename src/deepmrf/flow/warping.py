@@ -1,7 +1,8 @@
-"""Warping along a flow, and which flows can be relied on.
+"""Warp tensors along a flow, and test which flows are reliable.
 
-Pixel j of one frame is found at j + flow(j) in the other; flow holds (x, y) in pixels. What does not come back to where
-it left (it is hidden there, or the estimate is wrong) or leaves the picture is not reliable.
+Pixel j of one frame is at j + flow(j) in the other; flow holds (x, y) in pixels. A flow is not reliable at a pixel if
+following it and then the flow back does not return to the pixel (it is hidden there, or the estimate is wrong), or if
+it leaves the image.
 
 Shapes: B batch, C channels, H, W.
 """
@@ -16,23 +17,23 @@ from torch.nn import functional
 
 
 def warp(maps: Tensor, flow: Tensor, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
-    """maps (B, C, H, W) seen along flow (B, 2, H, W): pixel j of the result is maps at j + flow(j). Differentiable.
+    """Sample maps (B, C, H, W) at j + flow(j) for every pixel j, with flow (B, 2, H, W). Differentiable.
 
-    Outside the picture the pixel at its border is repeated; `inside` tells where that happened.
+    Outside the image, the pixel at its border is repeated; `inside` tells where that happens.
     """
     if maps.dim() != 4 or flow.shape != (maps.shape[0], 2, *maps.shape[2:]):
         raise ValueError(
             f"maps has shape {tuple(maps.shape)} and flow {tuple(flow.shape)}: pass (B, C, H, W) and (B, 2, H, W)."
         )
-    dtype = torch.promote_types(maps.dtype, torch.float32)  # half numbers cannot count pixels
+    dtype = torch.promote_types(maps.dtype, torch.float32)  # half precision cannot count pixels
     size = flow.new_tensor([maps.shape[3], maps.shape[2]], dtype=dtype).view(2, 1, 1)
-    grid = (2 * _places(flow.to(dtype)) + 1) / size - 1  # -1 .. 1 from edge to edge
+    grid = (2 * _destinations(flow.to(dtype)) + 1) / size - 1  # -1 .. 1 from edge to edge
     return functional.grid_sample(
         maps.to(dtype), grid.permute(0, 2, 3, 1), mode, padding_mode="border", align_corners=False
     ).to(maps.dtype)
 
 
-def _places(flow: Tensor) -> Tensor:
+def _destinations(flow: Tensor) -> Tensor:
     """j + flow(j), (B, 2, H, W)."""
     height, width = flow.shape[-2:]
     y = torch.arange(height, device=flow.device, dtype=flow.dtype)
@@ -41,23 +42,23 @@ def _places(flow: Tensor) -> Tensor:
 
 
 def inside(flow: Tensor) -> Tensor:
-    """Where j + flow(j) is in the picture, whose edge is half a pixel around the outer pixels: (B, 1, H, W) of bool."""
+    """Where j + flow(j) is in the image, whose edge is half a pixel around the outer pixels: (B, 1, H, W) of bool."""
     height, width = flow.shape[-2:]
-    places = _places(flow)
-    x, y = places[:, :1], places[:, 1:]
+    destinations = _destinations(flow)
+    x, y = destinations[:, :1], destinations[:, 1:]
     return (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
 
 
 def compose(first: Tensor, second: Tensor) -> Tensor:
-    """The flow (B, 2, H, W) from frame 0 to 2, from those from 0 to 1 and from 1 to 2."""
+    """The flow (B, 2, H, W) from frame 0 to 2, given the flows from 0 to 1 and from 1 to 2."""
     return first + warp(second, first)
 
 
 def consistent(forward: Tensor, backward: Tensor, share: float = 0.01, slack: float = 0.5) -> Tensor:
-    """Where a flow is reliable: who follows it and then the flow back arrives where he started. (B, 1, H, W) of bool
+    """Where a flow passes the forward-backward check, (B, 1, H, W) of bool (Sundaram et al., 2010).
 
-    The gap may be `slack` + `share` * (the squared lengths of both), in squared pixels (Sundaram et al., 2010). False
-    where the flow leaves the picture or is unknown.
+    |forward(j) + backward(j + forward(j))|^2 <= slack + share * (the sum of both squared lengths), in squared pixels.
+    False where the flow leaves the image or is unknown.
     """
     back = warp(backward, forward)
     gap = (forward + back).square().sum(1, keepdim=True)
