@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from deepmrf.data.dataset import lookup_table
 from deepmrf.data.files import VOID
+from deepmrf.data.progress import no_phases
 from deepmrf.data.volumes import read_volume, read_volume_mask, stem, volumes_in
 from deepmrf.evaluation.dice import dice, mean
 from deepmrf.refine.apply import refine
@@ -197,7 +198,7 @@ def compare(folders: Folders, settings: FitSettings, out: Path, paths: list[Path
     samples = open_samples(match(predictions, images, masks)[0], masks)
     samples.check(lambda *_: None)
     models = {"U-Net": settings.build(LABELS, 0, samples.spacing)}  # untrained, it returns its input
-    models |= learn(samples, range(len(samples)), settings, lambda *_: None)
+    models |= learn(samples, range(len(samples)), settings, no_phases)
     told: dict[str, dict[str, object]] = {}
     before = None
     for name, mrf in models.items():

@@ -12,6 +12,7 @@ from PIL import Image
 from torch.nn import functional
 
 from deepmrf.data import DataError, synthetic
+from deepmrf.data.progress import no_phases
 from deepmrf.refine import fit as fitting
 from deepmrf.refine.fit import FitSettings, choose, fit, load_mrf, save_mrf, split
 
@@ -49,7 +50,7 @@ def folders(tmp_path_factory):
 def report(folders):
     torch.manual_seed(0)
     told = []
-    found = fit(*folders, QUICK, lambda *heard: told.append(heard))
+    found = fit(*folders, QUICK, lambda name: lambda done, total: told.append((name, done, total)))
     assert told[0] == ("reading", 1, 8)
     assert ("fold 2 of 2: label contexts", 20, 20) in told
     return found
@@ -180,7 +181,7 @@ def test_what_only_a_held_out_image_teaches_is_not_known(marked):
     with_marker = next(fold for fold in found.folds if "5" in fold.held_out)
     assert with_marker.scores["label contexts"].pixel_accuracy == pytest.approx(0.5, abs=0.01)
     samples = fitting._samples(fitting.match(*marked)[0], marked[2], MARKED)
-    mrf = fitting.learn(samples, [5], MARKED, lambda *_: None)["label contexts"]
+    mrf = fitting.learn(samples, [5], MARKED, no_phases)["label contexts"]
     sample = samples[5]
     labels = mrf(sample.log_p[None].float(), sample.image[None]).argmax(1)[0]
     assert (labels == sample.mask).float().mean() > 0.9  # from the image itself it is learned at once

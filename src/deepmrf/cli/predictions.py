@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.table import Table
 from deepmrf.cli import process
 
 if TYPE_CHECKING:
+    from deepmrf.data.progress import Phases
     from deepmrf.refine.fit import FitReport
 
 PICTURES = {"window": 21, "contexts": 3, "context_size": 7, "crop": 128, "batch": 2}
@@ -61,12 +62,12 @@ def _one_sentence() -> Iterator[None]:
 
 
 @contextmanager
-def _bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar that is told (what, done, in all)."""
+def _bar(console: Console) -> Iterator[Phases]:
+    """A bar for each phase of the work in turn."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
-        yield lambda what, done, whole: progress.update(task, description=what, completed=done, total=whole)
+        yield lambda name: lambda done, total: progress.update(task, description=name, completed=done, total=total)
 
 
 def _by_dims(name: str, text: str) -> Any:
@@ -155,8 +156,8 @@ def fit_command(
         )
         chosen_device(device)
         folder_for_mrf(out)  # before the work, which would be lost
-        with _bar(console) as progress:
-            report = fit(predictions, images, masks, settings, progress)
+        with _bar(console) as phases:
+            report = fit(predictions, images, masks, settings, phases)
     for note in report.notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
     console.print(f"Predictions were read as {report.kind}.")
@@ -195,7 +196,7 @@ def refine_command(
         else:
             given, coding = (None, None) if labels is None else read_label_file(labels)
             model, known = open_preset(preset, predictions, images, given)
-        with _bar(console) as progress:
+        with _bar(console) as phases:
             report = refine(
                 model,
                 known,
@@ -205,7 +206,7 @@ def refine_command(
                 probabilities=probabilities,  # type: ignore[arg-type]  # refine checks it
                 overwrite=overwrite,
                 device=device,
-                progress=lambda done, whole: progress("refining", done, whole),
+                progress=phases("refining"),
                 coding=coding,
             )
     for line in (*report.notes, *(f"{stem}: {why}" for stem, why in report.failed)):

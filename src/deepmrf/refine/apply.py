@@ -28,6 +28,7 @@ from torch import Tensor
 from deepmrf.data.files import VOID, Bytes, read_image
 from deepmrf.data.folder import labels_file
 from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.volumes import Volume, read_volume, unit_range, write_labels
 from deepmrf.data.writing import replacing
 from deepmrf.layers import MeanField, dense_crf
@@ -98,7 +99,7 @@ def refine(
     probabilities: Probabilities = "",
     overwrite: bool = False,
     device: str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = no_progress,
     coding: Coding | None = None,
 ) -> RefineReport:
     """Refine every prediction that has an image, and write the results into `out`.
@@ -142,8 +143,7 @@ def refine(
             kinds.add(kind)
         except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as why:
             failed.append((trio.stem, str(why) or type(why).__name__))
-        if progress is not None:
-            progress(len(done) + len(failed), len(todo))
+        progress(len(done) + len(failed), len(todo))
     return RefineReport(tuple(done), tuple(skipped), tuple(failed), tuple(notes), tuple(sorted(kinds)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,7 @@ from deepmrf.data.dataset import lookup_table
 from deepmrf.data.files import VOID, DataError, read_image, read_mask
 from deepmrf.data.folder import read_labels
 from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.progress import Progress
 from deepmrf.data.volumes import Spacing, Volume, read_grid, read_volume, read_volume_mask, unit_range
 from deepmrf.refine.decode import ids_of, load
 from deepmrf.refine.predictions import Coding, Trio, check_size, count_labels, read_with_kind, shown_labels
@@ -28,9 +29,6 @@ MARKS = 1024
 """Places of foreground that are remembered of each volume."""
 UNEVEN = 1.05
 """Spacings that differ by more than this factor get a note."""
-
-Progress = Callable[[str, int, int], None]
-"""Told (what is being done, done, in all)."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ class Samples(Sequence[Sample]):
                 self.room -= sum(t.nbytes for t in (sample.log_p, sample.image, sample.mask))
                 if self.room >= 0:
                     self.kept[trio.stem] = sample
-            progress("reading", done, len(self.trios) + len(empty))
+            progress(done, len(self.trios) + len(empty))
         self.trios = [trio for trio in self.trios if trio not in empty]
         self.__dict__.pop("grids", None)
         notes = [f"{len(empty)} of the masks are void throughout: {empty[0].stem} ..."] if empty else []

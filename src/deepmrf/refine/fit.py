@@ -13,25 +13,25 @@ is kept is judged by the mean Dice of the foreground.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.data.files import VOID
+from deepmrf.data.progress import Phases, Progress, no_phases
 from deepmrf.data.volumes import Spacing
 from deepmrf.evaluation.dice import Dice, VolumeMetrics, dice, mean, soft_dice
 from deepmrf.evaluation.metrics import Scores, SegmentationMetrics
 from deepmrf.layers import MeanField
 from deepmrf.predict.devices import chosen_device
 from deepmrf.predict.tiles import in_tiles, spaced
-from deepmrf.refine.examples import MEMORY, Progress, Sample, Samples, open_samples
+from deepmrf.refine.examples import MEMORY, Sample, Samples, open_samples
 from deepmrf.refine.folder import (
     VOLUMES,
     FitReport,
@@ -45,6 +45,7 @@ from deepmrf.refine.folder import (
     save_mrf,
 )
 from deepmrf.refine.predictions import Folder, Trio, dims_of, match
+from deepmrf.training.mean_field import Trust, minimise, penalty_map, start_contexts
 
 __all__ = [
     "FitReport",
@@ -72,14 +73,14 @@ def fit(
     images: Folder,
     masks: Folder,
     settings: FitSettings | None = None,
-    progress: Progress | None = None,
+    phases: Phases = no_phases,
 ) -> FitReport:
     """Learn an MRF for the predictions of images or volumes with masks, and score it by cross-validation."""
-    settings, tell = settings or default_settings(images), progress or (lambda *_: None)
+    settings = settings or default_settings(images)
     chosen_device(settings.device)
     trios, notes = match(predictions, images, masks)
     samples = _samples(trios, Path(masks), settings)
-    notes += samples.check(tell)
+    notes += samples.check(phases("reading"))
     if len(samples) < 2:
         few = f"There are {len(samples)} images with predictions and masks to learn from"
         raise ValueError(" ".join([f"{few}; cross-validation needs 2 or more.", *notes]))
@@ -91,12 +92,12 @@ def fit(
     for number, held_out in enumerate(held):
         what = f"fold {number + 1} of {len(held)}"
         others = [index for index in range(len(samples)) if index not in held_out]
-        models = learn(samples, others, settings, lambda words, *n, what=what: tell(f"{what}: {words}", *n))
-        scores = _score(models, samples, held_out, pooled, dices, lambda *n, what=what: tell(f"{what}: scoring", *n))
+        models = learn(samples, others, settings, _within(phases, what))
+        scores = _score(models, samples, held_out, pooled, dices, phases(f"{what}: scoring"))
         folds.append(Fold(tuple(names[index] for index in held_out), scores))
     found: dict[Part, Scores] = {part: metrics.compute() for part, metrics in pooled.items()}
     kept = choose(found, dices)
-    models = {} if kept == "nothing" else learn(samples, range(len(samples)), settings, tell, kept)
+    models = {} if kept == "nothing" else learn(samples, range(len(samples)), settings, phases, kept)
     mean_field = models.get(kept, settings.build(labels, 0, samples.spacing)).cpu().eval().requires_grad_(False)
     return FitReport(
         mean_field,
@@ -110,6 +111,11 @@ def fit(
         dices,
         samples.coding,
     )
+
+
+def _within(phases: Phases, fold: str) -> Phases:
+    """Phases whose names begin with the fold's."""
+    return lambda name: phases(f"{fold}: {name}")
 
 
 def default_settings(images: Folder) -> FitSettings:
@@ -143,49 +149,49 @@ def choose(scores: dict[Part, Scores], dices: dict[Part, Dice] | None = None) ->
 
 
 def learn(
-    samples: Samples, indices: Sequence[int], settings: FitSettings, tell: Progress, last: Part = "label contexts"
+    samples: Samples, indices: Sequence[int], settings: FitSettings, phases: Phases, last: Part = "label contexts"
 ) -> dict[Part, MeanField]:
     """The MRF after each stage up to `last`, learned from these images alone."""
     labels = len(samples.labels)
     # o14 = t, and scale 0: at first nothing
     penalty = settings.build(labels, 0, samples.spacing).to(settings.device)
-    trust = nn.Parameter(torch.zeros((), device=settings.device))
-    _learn_penalty(penalty, trust, samples, indices, settings, lambda *n: tell("triple penalty", *n))
+    trust = Trust().to(settings.device)
+    _learn_penalty(penalty, trust, samples, indices, settings, phases("triple penalty"))
     made: dict[Part, MeanField] = {"triple penalty": penalty}
     if settings.contexts and last == "label contexts":
         whole = settings.build(labels, settings.contexts, samples.spacing).to(settings.device)
         whole.triple_penalty.load_state_dict(penalty.triple_penalty.state_dict())
-        _learn_contexts(whole, trust, samples, indices, settings, lambda *n: tell("label contexts", *n))
+        _learn_contexts(whole, trust, samples, indices, settings, phases("label contexts"))
         made["label contexts"] = whole
     return made
 
 
 def _learn_penalty(
     mrf: MeanField,
-    trust: nn.Parameter,
+    trust: Trust,
     samples: Samples,
     indices: Sequence[int],
     settings: FitSettings,
-    tell: Callable[[int, int], None],
+    progress: Progress,
 ) -> None:
-    size = samples.crop(settings.crop)
+    size, random = samples.crop(settings.crop), np.random.default_rng([settings.seed, 1])
 
-    def loss(random: np.random.Generator) -> Tensor:
+    def loss() -> Tensor:
         chosen = [samples[int(i)] for i in _draw(indices, settings.batch, random)]
         batch = [_crop(sample, size, random) for sample in chosen]
         log_p, image, mask = (torch.stack(part).to(settings.device) for part in zip(*batch, strict=True))
         return _loss(_through(mrf, log_p.float(), image, [sample.spacing for sample in chosen]), trust, mask)
 
-    _descend(mrf.triple_penalty, trust, loss, settings.penalty_steps, settings.penalty_rate, settings.seed, tell)
+    minimise([mrf.triple_penalty, trust], loss, settings.penalty_steps, settings.penalty_rate, progress)
 
 
 def _learn_contexts(
     mrf: MeanField,
-    trust: nn.Parameter,
+    trust: Trust,
     samples: Samples,
     indices: Sequence[int],
     settings: FitSettings,
-    tell: Callable[[int, int], None],
+    progress: Progress,
 ) -> None:
     contexts, room = mrf.label_contexts, MEMORY
     assert contexts is not None  # settings.contexts is not 0
@@ -197,33 +203,29 @@ def _learn_contexts(
         contexts.set_compatibility(mrf.triple_penalty.scale * torch.eye(contexts.labels, device=settings.device))
         with torch.no_grad():
             mrf.triple_penalty.scale.fill_(1)
-    generator = torch.Generator().manual_seed(settings.seed)
-    with torch.no_grad():  # tell the K patterns apart
-        noise = torch.randn(contexts.weight.shape, generator=generator) * 1e-2 / contexts.weight[0, 0].numel()
-        contexts.weight.add_(noise.to(contexts.weight))
+    start_contexts(contexts, settings.seed)
     known: dict[int, Tensor] = {}
-    size = samples.crop(settings.crop)
+    size, random = samples.crop(settings.crop), np.random.default_rng([settings.seed + 1, 1])
 
     def penalty(index: int) -> Tensor:
         nonlocal room
         if index in known:
             return known[index]
         sample = samples[index]
-        with torch.no_grad(), spaced(mrf, sample.spacing):
-            log_p = sample.log_p[None].float().to(settings.device)
-            t: Tensor = mrf.triple_penalty(log_p.softmax(1), sample.image[None].to(settings.device))[0].half().cpu()
+        with spaced(mrf, sample.spacing):
+            t = penalty_map(mrf, sample.log_p, sample.image)
         room -= t.nbytes
         if room >= 0:
             known[index] = t
         return t
 
-    def loss(random: np.random.Generator) -> Tensor:
+    def loss() -> Tensor:
         chosen = [int(i) for i in _draw(indices, settings.batch, random)]
         batch = [_crop(samples[i], size, random, penalty(i)) for i in chosen]
         log_p, _, mask, t = (torch.stack(part).to(settings.device) for part in zip(*batch, strict=True))
         return _loss(log_p.float() - contexts(t.float()), trust, mask)  # b13 to b15
 
-    _descend(contexts, trust, loss, settings.contexts_steps, settings.contexts_rate, settings.seed + 1, tell)
+    minimise([contexts, trust], loss, settings.contexts_steps, settings.contexts_rate, progress)
 
 
 def _through(mrf: MeanField, log_p: Tensor, image: Tensor, spacings: Sequence[Spacing | None]) -> Tensor:
@@ -238,14 +240,9 @@ def _through(mrf: MeanField, log_p: Tensor, image: Tensor, spacings: Sequence[Sp
     return torch.cat(made)
 
 
-def _loss(scores: Tensor, trust: Tensor, mask: Tensor) -> Tensor:
-    """Cross-entropy of softmax(e^trust scores).
-
-    `trust` changes no label and is not kept. It is learned along, since the MRF of an overconfident network would
-    otherwise learn to doubt it (a penalty on whatever is predicted) instead of to correct it. Volumes are judged by the
-    Dice of their foreground, so its soft form counts too.
-    """
-    sure = trust.exp() * scores
+def _loss(scores: Tensor, trust: Trust, mask: Tensor) -> Tensor:
+    """Cross-entropy; of volumes, which are judged by the Dice of their foreground, its soft form too."""
+    sure = trust(scores)
     entropy = functional.cross_entropy(sure, mask.long(), ignore_index=VOID)
     return entropy if scores.dim() == 4 else entropy + 1 - soft_dice(sure.softmax(1), mask)
 
@@ -282,31 +279,6 @@ def _around(mark: int, whole: int, side: int, random: np.random.Generator) -> in
     return int(random.integers(min(first, last), last + 1))
 
 
-def _descend(
-    module: nn.Module,
-    trust: nn.Parameter,
-    loss: Callable[[np.random.Generator], Tensor],
-    steps: int,
-    rate: float,
-    seed: int,
-    tell: Callable[[int, int], None],
-) -> None:
-    """Adam with the rate going down to nothing along half a cosine."""
-    module.requires_grad_(True)
-    optimiser = torch.optim.Adam([*module.parameters(), trust], lr=rate)
-    random = np.random.default_rng([seed, 1])
-    for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
-        value = loss(random)
-        if bool(value.isfinite()):  # a batch of void alone has no loss
-            optimiser.zero_grad()
-            value.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-        tell(step + 1, steps)
-    module.requires_grad_(False)
-
-
 def _labels(mrf: MeanField | None, sample: Sample) -> Tensor:
     """What the MRF says of an image or a volume, as ids; None is for the prediction as it came."""
     if mrf is None:
@@ -335,7 +307,7 @@ def _score(
     indices: Sequence[int],
     pooled: dict[Part, Metrics],
     dices: dict[Part, Dice],
-    tell: Callable[[int, int], None],
+    progress: Progress,
 ) -> dict[Part, Scores]:
     """The scores of each part on these images, which are added to `pooled` and `dices` too."""
     mine: dict[Part, Metrics] = {part: _metrics(samples) for part in pooled}
@@ -348,5 +320,5 @@ def _score(
                 metrics.update(found, mask)
             if dices:
                 dices[part][sample.stem] = dice(found, mask, len(samples.labels))
-        tell(done, len(indices))
+        progress(done, len(indices))
     return {part: metrics.compute() for part, metrics in mine.items()}

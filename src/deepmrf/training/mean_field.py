@@ -1,0 +1,96 @@
+"""How stages 2 and 3 teach an MRF behind log-probabilities that stay as they are.
+
+Stage 2 learns the triple penalty (b12) alone, with o14 = t. Stage 3 learns the label contexts (b13, b14) with the
+triple penalty fixed, so that t is computed once per image. Training runs both on a network's cached output, `refine`
+on predictions from files:
+
+    start_penalty(mrf)                         before stage 2: o14 = t, and t = 0
+    start_contexts(mrf.label_contexts, seed)   before stage 3: noise tells the K patterns of a label apart
+    penalty_map(mrf, log_p, image)             t of one image, to be cached during stage 3
+
+A short run without a validation set, as in `refine`, takes its steps with
+
+    trust = Trust()
+    minimise([mrf.triple_penalty, trust], lambda: cross_entropy(trust(mrf(log_p, image)), mask), steps, rate)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from deepmrf.data.progress import Progress, no_progress
+from deepmrf.layers import LabelContexts, MeanField
+
+PATTERN_NOISE = 1e-2
+"""The standard deviation of the noise that tells patterns apart, summed over the pixels of a pattern."""
+
+
+@torch.no_grad()
+def start_penalty(mrf: MeanField) -> None:
+    """Prepare stage 2: make o14 = t, whatever the label contexts were, and t = 0, so that the MRF changes nothing."""
+    if mrf.label_contexts is not None:
+        mrf.label_contexts.set_compatibility(torch.eye(mrf.labels))
+    mrf.triple_penalty.scale.zero_()
+
+
+@torch.no_grad()
+def start_contexts(contexts: LabelContexts, seed: int) -> None:
+    """Prepare stage 3: add noise to the patterns, since K equal patterns would learn the same."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(contexts.weight.shape, generator=generator) * PATTERN_NOISE / contexts.weight[0, 0].numel()
+    contexts.weight.add_(noise.to(contexts.weight))
+
+
+@torch.no_grad()
+def penalty_map(mrf: MeanField, log_p: Tensor, image: Tensor) -> Tensor:
+    """b12 of one image on the MRF's device: log_p (L, *S), image (F, *S) -> t (L, *S) of float16 on the CPU."""
+    device = mrf.triple_penalty.scale.device
+    q = mrf.belief(log_p[None].float().to(device))
+    features = image[None].to(device) if mrf.triple_penalty.features else None
+    t: Tensor = mrf.triple_penalty(q, features)
+    return t[0].half().cpu()
+
+
+class Trust(nn.Module):
+    """A learned factor on all log-probabilities, for the loss alone: it changes no label, and nobody saves it.
+
+    Without it, the MRF of an overconfident network learns to doubt the network (a penalty on whatever it predicts)
+    instead of to correct it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_factor = nn.Parameter(torch.zeros(()))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.log_factor.exp() * scores
+
+
+def minimise(
+    modules: Sequence[nn.Module],
+    loss: Callable[[], Tensor],
+    steps: int,
+    rate: float,
+    progress: Progress = no_progress,
+) -> None:
+    """Take `steps` steps of Adam on these modules; the rate falls from `rate` to 0 along half a cosine.
+
+    `loss` draws a batch at each call. A loss that is not finite, as of void pixels alone, is skipped.
+    """
+    parameters = [parameter for module in modules for parameter in module.requires_grad_(True).parameters()]
+    optimiser = torch.optim.Adam(parameters, lr=rate)
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
+        value = loss()
+        if bool(value.isfinite()):
+            optimiser.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        progress(step + 1, steps)
+    for module in modules:
+        module.requires_grad_(False)
