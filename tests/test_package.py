@@ -18,7 +18,6 @@ ROOT = Path(deepmrf.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 ORDER = [
     "cli",
-    "bench",
     "export",
     "refine",
     "training",
@@ -81,7 +80,7 @@ def test_the_test_of_imports_knows_every_room():
 
 def test_the_map_in_the_docstring_names_the_rooms_in_order():
     rooms = re.findall(r"^([a-z]+) {2,}\S", deepmrf.__doc__, flags=re.MULTILINE)
-    assert rooms == [*[room for room in ORDER if room != "bench"], "pretrained"]
+    assert rooms == [*ORDER, "pretrained"]
 
 
 def python(*arguments):

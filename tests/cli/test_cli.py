@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,24 +14,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import deepmrf
-from deepmrf.bench import peers, suite
 from deepmrf.cli import app
-
-ROW = {
-    "name": str,
-    "kind": str,
-    "size": int,
-    "labels": int,
-    "batch": int,
-    "window": int,
-    "peer": bool,
-    "device": str,
-    "dtype": str,
-    "seed": int,
-    "axis": str,
-    "repeats_s": list,
-    "extrapolated_by": float,
-}
 
 
 def type_in(*words):
@@ -41,93 +23,6 @@ def type_in(*words):
 
 def plain(text):
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-def check_results(path):
-    """results.json has what it takes to judge and repeat a run."""
-    found = json.loads(path.read_text())
-    assert {"schema", "date", "finished", "command", "commit", "hardware", "versions", "settings"} <= set(found)
-    assert {"python", "torch", "numpy", "numba", "triton", "deepmrf", "pydensecrf2"} <= set(found["versions"])
-    assert {"cpu", "cores", "memory_bytes", "gpu"} <= set(found["hardware"])
-    assert found["finished"] is True
-    assert found["settings"]["seed"] == 0
-    for row in found["rows"]:
-        for key, kind in ROW.items():
-            assert isinstance(row[key], kind), (key, row[key])
-        assert row["skipped"] or (row["seconds"] > 0 and len(row["repeats_s"]) >= 1)
-    assert {"table", "pixels", "labels", "window"} <= {row["axis"] for row in found["rows"]}
-    return found
-
-
-@pytest.fixture(scope="module")
-def quick_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bench")
-    return type_in("bench", "--quick", "--threads", "1", "--out", str(folder)), folder
-
-
-def test_bench_prints_ours_beside_the_peers(quick_run):
-    result, _ = quick_run
-    assert result.exit_code == 0, result.output
-    text = plain(result.stdout)
-    for name in ("b12 distance", "b12-b15", "dense_crf", suite.DIRECT_LOOP, "windowed CRF", "box sums", "pydensecrf2"):
-        assert name in text
-    assert "x its forward pass" in text
-    assert "extrapolated from" in text
-
-
-def test_bench_writes_json_and_plot(quick_run):
-    _, folder = quick_run
-    found = check_results(folder / "results.json")
-    measured = [row for row in found["rows"] if row["memory_over_q"] is not None]
-    assert sys.platform != "linux" or measured
-    if peers.pydensecrf_installed():
-        assert found["baseline"] == suite.DENSE_CRF
-    pytest.importorskip("matplotlib")
-    assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_bench_runs_as_a_module(tmp_path):
-    words = ["bench", "--quick", "--threads", "1", "--no-memory", "--out", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-m", "deepmrf", *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "box sums in plain PyTorch" in done.stdout
-    check_results(tmp_path / "results.json")
-
-
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        (("--device", "tpu"), "device='tpu' is unknown: choose 'cpu' or 'cuda'."),
-        (("--dtype", "int8"), "dtype='int8' is unknown"),
-        (("--labels", "1"), "labels=1 is too small"),
-    ],
-)
-def test_a_wrong_option_gets_one_sentence(words, says):
-    result = type_in("bench", *words)
-    assert result.exit_code == 2
-    assert says in result.output
-    assert len(result.output.strip().splitlines()) == 1
-
-
-def test_without_pydensecrf_the_table_says_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(peers, "pydensecrf_installed", lambda: False)
-    monkeypatch.setattr(suite, "_ours", lambda settings: [])
-    result = type_in("bench", "--quick", "--no-scaling", "--no-memory", "--out", str(tmp_path))
-    assert result.exit_code == 0, result.output
-    assert "pip install pydensecrf2" in plain(result.stdout)
-
-
-def test_interrupted_it_prints_and_writes_what_is_there(tmp_path, monkeypatch):
-    def interrupted(results, notify):
-        results.rows[0].repeats_s.append(0.001)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("deepmrf.bench.run", interrupted)
-    result = type_in("bench", "--quick", "--out", str(tmp_path))
-    assert result.exit_code == 130
-    assert "Interrupted" in result.output
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert (found["finished"], len(found["rows"])) == (False, 1)
 
 
 def _commands(group, path=()):
@@ -144,9 +39,28 @@ def test_no_word_of_the_help_is_taken_for_markup():
 
 def test_help_teaches_with_examples():
     assert "deepmrf predict" in plain(type_in("--help").output)
-    text = plain(type_in("bench", "--help").output)
-    assert "Examples" in text
-    assert "deepmrf bench --device cuda" in text
+    for name in ("predict", "fit", "refine", "train", "evaluate", "calibrate", "export"):
+        text = plain(type_in(name, "--help").output)
+        assert "Example" in text
+        assert f"deepmrf {name} " in text
+
+
+def test_importing_the_command_changes_nothing_in_the_process():
+    code = "import os, sys; before = dict(os.environ); import deepmrf.cli; "
+    code += "print(dict(os.environ) == before, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_bench_is_a_door_to_the_benchmarks_of_a_checkout(monkeypatch, tmp_path):
+    done = subprocess.run([sys.executable, "-m", "deepmrf", "bench", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "deepmrf bench --device cuda" in plain(done.stdout)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(deepmrf, "__file__", str(tmp_path / "src" / "deepmrf" / "__init__.py"))
+    result = type_in("bench", "--quick")
+    assert result.exit_code == 2
+    assert "run deepmrf bench inside a checkout" in result.output
 
 
 def test_version():
@@ -154,16 +68,15 @@ def test_version():
 
 
 def test_importing_the_library_does_not_import_the_command():
-    code = (
-        "import sys, deepmrf; print([m for m in ('typer', 'rich', 'matplotlib', 'deepmrf.bench') if m in sys.modules])"
-    )
+    code = "import sys, deepmrf; print([m for m in ('typer', 'rich', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 FAULTS = """
 import resource
-import deepmrf.cli.process
+from deepmrf.cli import process
+process.prepare()
 import torch
 def use():
     torch.empty(22 << 20, dtype=torch.uint8).fill_(1)
@@ -192,7 +105,7 @@ def test_the_command_keeps_freed_memory_unless_told_otherwise():
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_ctrl_c_while_pytorch_is_loading(tmp_path):
     (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(30)\n")
-    words = [sys.executable, "-c", "from deepmrf.cli import process; process.load_torch()"]
+    words = [sys.executable, "-c", "from deepmrf.cli import process; process.prepare()"]
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     told = {"env": {**os.environ, "PYTHONPATH": paths}, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, text=True, **told) as process:

@@ -1,13 +1,8 @@
-"""The `deepmrf` command: reads options and prints; the work is done elsewhere. Nothing else imports typer and rich.
+"""The `deepmrf` command. A command parses its options, calls one function of the library and prints.
 
-training      deepmrf train, deepmrf evaluate
-calibrate     deepmrf calibrate
-predict       deepmrf predict
-predictions   deepmrf fit, deepmrf refine
-data          deepmrf data get, deepmrf data check
-export        deepmrf export
-bench         deepmrf bench
-process       how threads wait, and what becomes of freed memory
+console       how commands fail, show progress, and print tables and sentences
+process       threads, memory and output of the process, set when a command runs
+predict, video, predictions, train, evaluate, calibrate, export, bench, data: one file per command
 """
 
 from __future__ import annotations
@@ -17,14 +12,14 @@ from typing import Annotated
 import typer
 
 import deepmrf
-from deepmrf.cli import process  # first: before anything imports PyTorch
 from deepmrf.cli.bench import BENCH_HELP, bench_command
 from deepmrf.cli.calibrate import CALIBRATE_HELP, calibrate_command
 from deepmrf.cli.data import data_app
+from deepmrf.cli.evaluate import EVALUATE_HELP, evaluate_command
 from deepmrf.cli.export import EXPORT_HELP, export_command
 from deepmrf.cli.predict import PREDICT_HELP, predict_command
 from deepmrf.cli.predictions import FIT_HELP, REFINE_HELP, fit_command, refine_command
-from deepmrf.cli.training import EVALUATE_HELP, TRAIN_HELP, evaluate, train
+from deepmrf.cli.train import TRAIN_HELP, train_command
 
 app = typer.Typer(
     name="deepmrf",
@@ -54,13 +49,18 @@ def main(
 
 
 app.command(name="predict", help=PREDICT_HELP)(predict_command)
-app.command(help=TRAIN_HELP)(train)
-app.command(help=EVALUATE_HELP)(evaluate)
+app.command(name="train", help=TRAIN_HELP)(train_command)
+app.command(name="evaluate", help=EVALUATE_HELP)(evaluate_command)
 app.command(name="calibrate", help=CALIBRATE_HELP)(calibrate_command)
 app.command(name="fit", help=FIT_HELP)(fit_command)
 app.command(name="refine", help=REFINE_HELP)(refine_command)
 app.command(name="export", help=EXPORT_HELP)(export_command)
-app.command(name="bench", help=BENCH_HELP)(bench_command)
+app.command(
+    name="bench",
+    help=BENCH_HELP,
+    add_help_option=False,  # the benchmark has a help of its own
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(bench_command)
 app.add_typer(data_app, name="data")
 
-__all__ = ["app", "main", "process"]
+__all__ = ["app", "main"]

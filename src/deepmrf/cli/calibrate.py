@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from deepmrf.cli import process
-from deepmrf.cli.training import advance, bar, fail, percent
+from deepmrf.cli.console import Bars, percent, say, sentences, table
 
 CALIBRATE_HELP = """Find the temperature at which a model is as sure as it is right.
 
@@ -41,45 +40,37 @@ def calibrate_command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the calibrated model.")] = None,
 ) -> None:
     """Find the temperature at which a model is as sure as it is right."""
-    process.load_torch()
+    process.prepare()
     console = Console()
-    try:
-        from deepmrf.data import open_data
+    with sentences(RuntimeError):
         from deepmrf.data.writing import check_folder
         from deepmrf.evaluation.calibration import TEMPERATURES, best, calibrate
-        from deepmrf.models.names import open_model
+        from deepmrf.evaluation.models import open_models
         from deepmrf.models.parsing_network import save
         from deepmrf.predict.devices import chosen_device
 
         if out is not None:  # before minutes are spent
             check_folder(out, "the calibrated model")
-        place = chosen_device(device)
-        loaded, images = open_model(model).to(place), open_data(data, split)
-        if loaded.labels.names != images.labels.names:
-            raise ValueError(
-                f"{model} knows other labels ({len(loaded.labels)}) than {data} ({len(images.labels)}): match them."
-            )
-        with bar() as progress:
-            task = progress.add_task("images", total=len(images))
-            rows = calibrate(loaded, images, temperatures or TEMPERATURES, place, advance(progress, task))
+        target = chosen_device(device)
+        [opened], images = open_models([model], data, split)
+        with Bars(console) as bars:
+            tried = temperatures or TEMPERATURES
+            rows = calibrate(opened.to(target), images, tried, target, bars.progress("images"))
         chosen = best(rows)
-        if out is not None and loaded.mean_field is not None:
-            loaded.mean_field.temperature = chosen.temperature
-            found = {"split": split, "temperature": chosen.temperature, "nll": chosen.nll, "error": chosen.error}
-            loaded.card.metrics["calibration"] = {"data": data.split(":")[0], **found, "miou": chosen.miou}
-            save(loaded, out)
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        fail(error)
-    table = Table(title=f"{model}: {data}, {split}, {len(images)} images", box=None, header_style="dim")
-    for heading in ("temperature", "mIoU", "pixels right", "sure of", "calibration error", "nll"):
-        table.add_column(heading, justify="right")
+        if out is not None and opened.mean_field is not None:
+            opened.mean_field.temperature = chosen.temperature
+            values = {"split": split, "temperature": chosen.temperature, "nll": chosen.nll, "error": chosen.error}
+            opened.card.metrics["calibration"] = {"data": data.split(":")[0], **values, "miou": chosen.miou}
+            save(opened, out)
+    headings = ("temperature", "mIoU", "pixels right", "sure of", "calibration error", "nll")
+    cells = []
     for row in rows:
-        values = [percent(value) for value in (row.miou, row.accuracy, row.confidence, row.error)]
-        table.add_row(f"{row.temperature:g}", *values, f"{row.nll:.4f}", style="bold" if row == chosen else None)
-    console.print(table)
-    console.print(f"Temperature {chosen.temperature:g} has the smallest nll.")
+        shares = [percent(value) for value in (row.miou, row.accuracy, row.confidence, row.error)]
+        cells.append((f"{row.temperature:g}", *shares, f"{row.nll:.4f}"))
+    console.print(table(headings, cells, f"{model}: {data}, {split}, {len(images)} images"))
+    say(f"Temperature {chosen.temperature:g} has the smallest nll.", console)
     others = [row.temperature for row in rows if row is not chosen]
     if others and not min(others) < chosen.temperature < max(others):
-        console.print("None beyond it was tried: --temperature tries others.")
+        say("None beyond it was tried: --temperature tries others.", console)
     if out is not None:
-        console.print(f"Wrote {out}: deepmrf predict PHOTO --model {out}", soft_wrap=True)
+        say(f"Wrote {out}: deepmrf predict PHOTO --model {out}", console)

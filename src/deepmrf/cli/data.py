@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deepmrf.cli.training import fail
+from deepmrf.cli import process
+from deepmrf.cli.console import Bars, fail, sentences
 
 data_app = typer.Typer(
     help="Download and validate data sets.", rich_markup_mode="rich", no_args_is_help=True, add_completion=False
@@ -35,12 +35,12 @@ def get(
     to: Annotated[Path, typer.Option(help="Folder to put it into.")] = Path("data"),
 ) -> None:
     """Download a data set from its publisher."""
+    process.prepare(torch=False)
     from deepmrf.data.download import get as download
 
     try:
-        download(name, to)
-    except (ValueError, OSError) as error:
-        fail(error)
+        with sentences():
+            download(name, to)
     except KeyboardInterrupt:
         fail("Interrupted: run the same command again to go on where it stopped.")
 
@@ -52,16 +52,12 @@ def check(
     split: Annotated[str, typer.Option(help="Which part of it.")] = "train",
 ) -> None:
     """Validate a data set."""
+    process.prepare(torch=False)
     from deepmrf.data.check import check as inspect
 
-    with Progress(TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
-        task = progress.add_task("", total=None)
-        try:
-            report = inspect(
-                f"{name}:{path}", split, lambda done, whole: progress.update(task, completed=done, total=whole)
-            )
-        except (ValueError, OSError) as error:
-            fail(error)
-    Console().print(report.table())
+    console = Console()
+    with sentences(), Bars(console) as bars:
+        report = inspect(f"{name}:{path}", split, bars.progress("checking"))
+    console.print(report.table())
     if not report.ok:
         raise typer.Exit(1)

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from deepmrf.cli import process
-from deepmrf.cli.training import fail
+from deepmrf.cli.console import say, sentences, table
 
 EXPORT_HELP = """Write a whole model, network and MRF, to one file: ONNX (.onnx) or torch.export (.pt2).
 
@@ -39,26 +38,26 @@ def export_command(
     ] = 1e-4,
 ) -> None:
     """Write a whole model to one file."""
-    process.load_torch()
+    process.prepare()
     console = Console()
-    try:
+    with sentences(ArithmeticError):
         from deepmrf.data.files import read_image
         from deepmrf.export import check_ending, cut, export
         from deepmrf.models.names import open_model
 
         check_ending(out)  # before anything is read or computed
         images = None if image is None else cut(read_image(image))
-        loaded = open_model(model)
+        opened = open_model(model)
         with console.status(escape(f"Tracing {model}, writing and checking {out.name}: half a minute")):
-            found = export(loaded, out, images, tolerance)
-    except (ValueError, OSError, ImportError, ArithmeticError) as error:
-        fail(error)
+            comparisons = export(opened, out, images, tolerance)
     program = "onnxruntime" if out.suffix.lower() == ".onnx" else "torch.export"
-    table = Table(box=None, header_style="dim")
-    for heading in ("image", "largest difference", "PyTorch", program):
-        table.add_column(heading, justify="left" if heading == "image" else "right")
-    for one in found:
-        times = [f"{1000 * seconds:.0f} ms" for seconds in (one.model_seconds, one.file_seconds)]
-        table.add_row(f"{one.height} x {one.width}", f"{one.difference:.1e}", *times)
-    console.print(table)
-    console.print(f"Wrote {out}, {out.stat().st_size / 2**20:.1f} MiB.", soft_wrap=True, markup=False)
+    rows = [
+        (
+            f"{c.height} x {c.width}",
+            f"{c.difference:.1e}",
+            *[f"{1000 * s:.0f} ms" for s in (c.model_seconds, c.file_seconds)],
+        )
+        for c in comparisons
+    ]
+    console.print(table(("image", "largest difference", "PyTorch", program), rows))
+    say(f"Wrote {out}, {out.stat().st_size / 2**20:.1f} MiB.", console)

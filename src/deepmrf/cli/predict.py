@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deepmrf.cli import process, video
-from deepmrf.cli.training import fail
+from deepmrf.cli.console import fail, plain, split_scales
 
 if TYPE_CHECKING:
     from deepmrf.predict.pipeline import Outcome, Report
@@ -127,8 +127,8 @@ def predict_command(
     """Segment images."""
     warnings.filterwarnings("ignore", module=r"PIL(\.|$)")  # of oddities in files that are read all the same
     console = Console(highlight=False)
-    inputs, factors = _scales(inputs, scales or [])
-    process.load_torch()
+    inputs, factors = split_scales(inputs, scales or [])
+    process.prepare()
     try:
         if summary is not None:
             _check_json(summary)
@@ -149,31 +149,11 @@ def predict_command(
         if summary is not None:
             _write_json(report, summary, model or ["animals"], videos)
     except (ValueError, OSError, TypeError) as error:
-        fail(process.plain(str(error)))
+        fail(error)
     if inputs:
         _show(report, out, console)
     if code or report.failed or report.interrupted:
         raise typer.Exit(130 if report.interrupted else code or 1)
-
-
-def _scales(inputs: list[str], given: list[str]) -> tuple[list[str], list[float]]:
-    """Factors from "--scales 0.5,1" and "--scales 0.5 1", whose further numbers arrive among the inputs."""
-    words = [word for text in given for word in text.replace(",", " ").split()]
-    if given:
-        words += [text for text in inputs if _is_number(text) and not Path(text).exists()]
-        inputs = [text for text in inputs if not _is_number(text) or Path(text).exists()]
-    wrong = [word for word in words if not _is_number(word)]
-    if wrong:
-        fail(f"--scales {wrong[0]} is no number: write factors such as --scales 0.75 1 1.25.")
-    return inputs, [float(word) for word in words] or [1.0]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _without_videos(
@@ -245,7 +225,7 @@ def _bar(console: Console, whole: int) -> Iterator[Callable[[int, int, Path], No
     timer.daemon = True
     timer.start()
     try:
-        yield lambda done, whole, path: progress.update(task, completed=done, description=process.plain(path.name))
+        yield lambda done, whole, path: progress.update(task, completed=done, description=plain(path.name))
     finally:
         timer.cancel()
         timer.join()
@@ -254,7 +234,7 @@ def _bar(console: Console, whole: int) -> Iterator[Callable[[int, int, Path], No
 
 def _show(report: Report, out: Path, console: Console) -> None:
     def say(text: str, style: str = "") -> None:
-        console.print(process.plain(text), style=style, markup=False, soft_wrap=True)
+        console.print(plain(text), style=style, markup=False, soft_wrap=True)
 
     if report.done or report.before:
         console.print(_table(report))
@@ -290,7 +270,7 @@ def _table(report: Report) -> Table:
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for found, images in report.summary():
         share = f"{100 * found.share:.1f}%" if found.share >= 0.0005 else "<0.1%"
-        table.add_row(Text(process.plain(found.name)), share, f"{100 * found.confidence:.0f}%", *[str(images)] * many)
+        table.add_row(Text(plain(found.name)), share, f"{100 * found.confidence:.0f}%", *[str(images)] * many)
     return table
 
 

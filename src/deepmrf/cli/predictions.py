@@ -130,7 +130,7 @@ def fit_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Learn an MRF for saved predictions."""
-    process.load_torch()
+    process.prepare()
     from deepmrf.predict.devices import chosen_device
     from deepmrf.refine.fit import default_settings, fit, folder_for_mrf, save_mrf
 
@@ -179,7 +179,7 @@ def refine_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Sharpen saved predictions with an MRF."""
-    process.load_torch()
+    process.prepare()
     from deepmrf.predict.devices import chosen_device
     from deepmrf.refine.apply import open_mrf, open_preset, read_label_file, refine
     from deepmrf.refine.fit import load_coding

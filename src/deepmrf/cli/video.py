@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from deepmrf.cli import process
+from deepmrf.cli.console import plain
 
 if TYPE_CHECKING:
     from deepmrf.predict.segmenter import Segmenter
@@ -206,7 +206,7 @@ def _bar(console: Console, name: str) -> Iterator[Callable[[int, int | None], No
     )
     start = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(process.plain(Path(name).name), total=None, speed="")
+        task = progress.add_task(plain(Path(name).name), total=None, speed="")
 
         def tell(done: int, whole: int | None) -> None:
             speed = f"{done / max(time.monotonic() - start, 1e-3):.1f} frames/s"
@@ -251,7 +251,7 @@ def _table(made: Recording) -> Table:
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for found, frames in made.summary():
         share = f"{100 * found.share:.1f}%" if found.share >= 0.0005 else "<0.1%"
-        table.add_row(Text(process.plain(found.name)), share, f"{100 * found.confidence:.0f}%", str(frames))
+        table.add_row(Text(plain(found.name)), share, f"{100 * found.confidence:.0f}%", str(frames))
     return table
 
 
@@ -278,4 +278,4 @@ def _count(number: int, what: str) -> str:
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(process.plain(text), style=style, markup=False, soft_wrap=True)
+    console.print(plain(text), style=style, markup=False, soft_wrap=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from deepmrf.bench.cases import Case, Kind, Pool, Unavailable
-from deepmrf.bench.inputs import IMAGES
-from deepmrf.bench.measure import Effort, Notify, Row, in_fresh_process, measure_memory, time_rows
+from benchmarks.bench.cases import Case, Kind, Pool, Unavailable
+from benchmarks.bench.inputs import IMAGES
+from benchmarks.bench.measure import Effort, Notify, Row, in_fresh_process, measure_memory, time_rows
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 LARGE = 4096

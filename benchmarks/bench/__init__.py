@@ -7,10 +7,13 @@ measure   times (interleaved) and peak memory
 suite     which cases a run holds, and the run itself
 report    the JSON file and the plot
 
-Nothing here prints; deepmrf.cli does. matplotlib and pydensecrf2 are imported only where they are used.
+__main__  the command: options in, table out
+
+Only __main__ prints. matplotlib and pydensecrf2 are imported only where they are used.
 """
 
-from deepmrf.bench.measure import Row
-from deepmrf.bench.suite import Results, Settings, plan, run
+from benchmarks.bench import report
+from benchmarks.bench.measure import Row
+from benchmarks.bench.suite import Results, Settings, plan, run
 
-__all__ = ["Results", "Row", "Settings", "plan", "run"]
+__all__ = ["Results", "Row", "Settings", "plan", "report", "run"]

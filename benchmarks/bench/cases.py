@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.bench import peers
+from benchmarks.bench.inputs import make_inputs
 from deepmrf import ops
-from deepmrf.bench import peers
-from deepmrf.bench.inputs import make_inputs
 from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, dense_crf
 from deepmrf.ops import contexts, distance, gaussian
 from deepmrf.ops.registry import Implementation, choose

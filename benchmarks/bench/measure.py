@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from deepmrf.bench.cases import Call, Case, Pool, Prepared, Unavailable, prepare
+from benchmarks.bench.cases import Call, Case, Pool, Prepared, Unavailable, prepare
 
 Notify = Callable[[str], None]
 """Called with a few words at every step of a run."""
@@ -36,6 +36,10 @@ QUEUE_S, LONGEST_QUEUE, ALONE = 0.02, 64, 7
 """On CUDA: how long a queue of calls should last, how many it may hold, and how often a call is timed alone."""
 NOISY = 0.2
 """A spread beyond this is marked: something else was running."""
+
+
+CHECKOUT = str(Path(__file__).resolve().parents[2])
+"""The folder that holds benchmarks/."""
 
 
 @dataclass
@@ -227,7 +231,7 @@ def child() -> None:
 def in_fresh_process(case: Case, threads: int | None, timeout_s: float = 1800) -> dict[str, Any]:
     """cpu_peak(case) in a process of its own; raises Unavailable with the reason where it fails."""
     request = json.dumps({"case": dataclasses.asdict(case), "threads": threads})
-    code = "from deepmrf.bench.measure import child; child()"
+    code = f"import sys; sys.path.insert(0, {CHECKOUT!r}); from benchmarks.bench.measure import child; child()"
     # glibc keeps freed blocks or not as it sees fit: the same call then peaks at anything up to twice what it holds.
     # With a fixed threshold large blocks go back at once, and the peak is what was live.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import deepmrf
+from benchmarks.bench import Results, Row, Settings, cases, measure, peers, plan, report, suite
+from benchmarks.bench.inputs import make_inputs
 from deepmrf import ops
-from deepmrf.bench import Results, Row, Settings, cases, measure, peers, plan, report, suite
-from deepmrf.bench.inputs import make_inputs
 
 
 def quick(**changes):

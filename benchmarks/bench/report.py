@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 import deepmrf
-from deepmrf.bench.measure import Row
-from deepmrf.bench.suite import Results
+from benchmarks.bench.measure import Row
+from benchmarks.bench.suite import Results
 
 SCHEMA = 1
 _AXES = {"pixels": "pixels", "labels": "labels", "window": "window's side"}

@@ -1,0 +1,111 @@
+"""`deepmrf evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from deepmrf.cli import process
+from deepmrf.cli.console import Bars, percent, say, sentences, split_scales, table
+
+if TYPE_CHECKING:
+    from deepmrf.evaluation.evaluate import VideoScores
+    from deepmrf.evaluation.metrics import Scores
+
+EVALUATE_HELP = """Measure a model on labelled images: mIoU, pixel accuracy, and the paper's TA, LA and BA.
+
+Several models are averaged. Prints a table; with --out writes scores.json and scores.csv.
+
+[bold]Examples[/bold]
+
+[cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --split val[/cyan]
+
+[cyan]deepmrf evaluate runs/a/model runs/b/model --data voc:VOC2012 --scales 0.75 1 1.25 --flip[/cyan]
+
+[cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --stages[/cyan]: the network alone, too
+
+[cyan]deepmrf evaluate runs/fast/model runs/3d/model --data camvid:data/camvid --video[/cyan]: frames in their order,
+with temporal consistency; every model by itself, and models of clips with linked frames and without
+"""
+
+
+def evaluate_command(
+    models: Annotated[
+        list[str], typer.Argument(help="Trained models: folders, or names such as street; several are averaged.")
+    ],
+    data: Annotated[str, typer.Option(help="The data, such as camvid:PATH, voc:PATH or folder:PATH.")],
+    split: Annotated[str, typer.Option(help="Which part of it.")] = "val",
+    scales: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FACTORS", show_default="1", help="Resize the image by these factors and average."),
+    ] = None,
+    flip: Annotated[bool, typer.Option("--flip", help="Also the mirror image, averaged.")] = False,
+    stages: Annotated[bool, typer.Option("--stages", help="Also the network alone (b11).")] = False,
+    video: Annotated[
+        bool, typer.Option("--video", help="Frames in order, with temporal consistency; the default for 3-D models.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(show_default="cuda if there is one", help="Where to compute: cpu or cuda.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for scores.json and scores.csv.")] = None,
+) -> None:
+    """Measure a model on labelled images."""
+    models, factors = split_scales(models, scales or [])
+    process.prepare()
+    console, title = Console(), f"{data}, {split}"
+    facts: dict[str, Any] = {"data": data, "split": split, "models": models}
+    with sentences(RuntimeError):
+        from deepmrf.data.writing import check_folder
+        from deepmrf.evaluation.models import open_models, score_images, score_videos, spans_time, write_scores
+        from deepmrf.predict.devices import chosen_device
+
+        if out is not None:  # before minutes are spent
+            check_folder(out, "the scores")
+        target = chosen_device(device)
+        opened, images = open_models(models, data, split)
+        video = video or spans_time(opened)
+        if video and (scales or flip):
+            raise ValueError("--scales and --flip are for images: leave them out for videos and models of clips.")
+        with Bars(console) as bars:
+            if video:
+                videos = score_videos(models, opened, images, device=target, phases=bars.progress)
+            else:
+                scores = score_images(
+                    opened,
+                    images,
+                    scales=factors,
+                    flip=flip,
+                    network_too=stages,
+                    device=target,
+                    phases=bars.progress,
+                )
+    if video:
+        _print_videos(videos, title, console)
+        facts["video"] = True
+    else:
+        _print_images(scores, title, console)
+        facts |= {"scales": factors, "flip": flip}
+    if out is not None:
+        with sentences():
+            written = write_scores(out, facts, videos if video else scores)
+        say(f"Wrote {written[0]} and {written[1]}", console)
+
+
+def _print_images(scores: dict[str, Scores], title: str, console: Console) -> None:
+    headings = ("class", "IoU", "accuracy", "TA", "LA", "BA")
+    for name, score in scores.items():
+        rows = [(str(row[0]), *[percent(value) for value in row[1:]]) for row in score.rows()]
+        console.print(table(headings, rows, f"{name}: {title}, {score.images} images"))
+        console.print(f"mIoU {percent(score.miou)}, pixel accuracy {percent(score.pixel_accuracy)}")
+
+
+def _print_videos(videos: dict[str, VideoScores], title: str, console: Console) -> None:
+    rows = []
+    for name, video in videos.items():
+        values = [getattr(video.scores, key) for key in ("miou", "pixel_accuracy", "ta", "la", "ba")]
+        rows.append((name, *[percent(value) for value in (*values, video.consistency)]))
+    headings = ("", "mIoU", "pixels", "TA", "LA", "BA", "consistency")
+    console.print(table(headings, rows, f"{title}, frames in order"))

@@ -1,0 +1,89 @@
+"""`deepmrf train`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deepmrf.cli import process
+from deepmrf.cli.console import Bars, fail, percent, say, table
+
+TRAIN_HELP = """Train a Deep Parsing Network by a recipe: the paper's four stages, one after the other.
+
+The run's folder holds the resolved recipe, a checkpoint that is always whole, metrics.json, curves.png, TensorBoard's
+events and the model. Stop it when you like; [bold]--resume[/bold] continues exactly where it was.
+
+[bold]Examples[/bold]
+
+[cyan]deepmrf train recipes/street.toml --set data.train=camvid:data/camvid -o runs/fast[/cyan]
+
+[cyan]deepmrf train recipes/street.toml -o runs/fast --resume[/cyan]
+
+[cyan]deepmrf train recipes/camvid-vgg16.toml --set seed=1 --set stage.joint.steps=500[/cyan]
+
+[cyan]accelerate launch -m deepmrf train recipes/camvid-strong.toml[/cyan]: on several GPUs or machines
+"""
+
+
+def train_command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, a .toml file.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder; runs/RECIPE by default.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override the recipe; may be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
+) -> None:
+    """Train a Deep Parsing Network by a recipe."""
+    process.prepare()
+    from deepmrf.training import recipe as recipes
+    from deepmrf.training.loop import Watch, train
+    from deepmrf.training.start import STATE
+
+    console, folder = Console(), out or Path("runs") / recipe.stem
+    repeated = [word for setting in settings or [] for word in ("--set", setting)]
+    again = _as_command("deepmrf", "train", str(recipe), "-o", str(folder), "--resume", *repeated)
+    try:
+        loaded = recipes.load(recipe, _overrides(settings or []))
+        with Bars(console, keep=True) as bars:
+
+            def show(name: str, done: int, total: int, values: dict[str, float]) -> None:
+                bars.show(name, done, total, "  ".join(f"{key} {value:.3g}" for key, value in values.items()))
+
+            scores = train(loaded, folder, resume, Watch(bars.rich.console.print, show))
+    except KeyboardInterrupt:
+        fail(f"Interrupted, continue with: {again}")
+    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+        fail(error)
+    except OSError as error:
+        reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+        if (folder / STATE).is_file():
+            fail(f"Stopped, {reason}; the last good checkpoint is in {folder}, continue with: {again}")
+        fail(f"Stopped, {reason}.")
+    keys = ("miou", "pixel_accuracy", "ta", "la", "ba")
+    rows = [(stage, *[percent(values[key]) for key in keys]) for stage, values in scores.items()]
+    title = f"{recipe.stem}, {loaded.data.val_split}, seed {loaded.seed}"
+    console.print(table(("after stage", "mIoU", "pixels", "TA", "LA", "BA"), rows, title))
+    say(f"The model is in {folder / 'model'}.", console)
+
+
+def _overrides(settings: list[str]) -> dict[str, str]:
+    """{key: value} of "key=value" words."""
+    overrides = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            fail(f"--set {setting} has no value: write --set key=value, such as --set seed=1.")
+        overrides[key.strip()] = value.strip()
+    return overrides
+
+
+def _as_command(*words: str) -> str:
+    """Words as one would type them."""
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)

@@ -1,0 +1,92 @@
+"""Models by name against a data set by name: what `deepmrf evaluate` and `deepmrf calibrate` compute."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepmrf.data import open_data
+from deepmrf.data.dataset import Dataset
+from deepmrf.data.progress import Phases, no_phases
+from deepmrf.data.writing import write_text
+from deepmrf.evaluation.evaluate import VideoScores, evaluate, evaluate_video, video_parts
+from deepmrf.evaluation.metrics import Scores
+from deepmrf.models.names import from_folder, open_model
+from deepmrf.models.parsing_network import DeepParsingNetwork
+from deepmrf.predict.scales import Predictor, averaged, mirrored, predictor, scaled
+
+Model = Callable[[torch.Tensor], torch.Tensor]
+
+
+def open_models(names: Sequence[str], data: str, split: str) -> tuple[list[DeepParsingNetwork], Dataset]:
+    """Open the models and the data set, and check that all have the same labels."""
+    # A folder goes before a bundled model of its name.
+    models = [from_folder(Path(name)) if Path(name).is_dir() else open_model(name) for name in names]
+    images = open_data(data, split)
+    for name, model in zip(names, models, strict=True):
+        if model.labels.names != images.labels.names:
+            raise ValueError(
+                f"{name} knows other labels ({len(model.labels)}) than {data} ({len(images.labels)}): match them."
+            )
+    return models, images
+
+
+def spans_time(models: Sequence[DeepParsingNetwork]) -> bool:
+    """Does the mean field of one of the models look at several frames?"""
+    return any(model.mean_field is not None and model.mean_field.dims == 3 for model in models)
+
+
+def score_images(
+    models: Sequence[DeepParsingNetwork],
+    data: Dataset,
+    *,
+    scales: Sequence[float] = (1.0,),
+    flip: bool = False,
+    network_too: bool = False,
+    device: torch.device | str = "cpu",
+    phases: Phases = no_phases,
+) -> dict[str, Scores]:
+    """Scores of the average of the models ("whole model") and, if asked, of their networks ("network alone")."""
+
+    def average(parts: Sequence[Model]) -> Predictor:
+        predict = scaled(averaged([predictor(part) for part in parts]), scales)
+        return mirrored(predict) if flip else predict
+
+    models = [model.to(device) for model in models]
+    parts: dict[str, Sequence[Model]] = {"network alone": [model.log_unary for model in models]} if network_too else {}
+    parts["whole model"] = models
+    return {name: evaluate(average(part), data, device, phases(name)) for name, part in parts.items()}
+
+
+def score_videos(
+    names: Sequence[str],
+    models: Sequence[DeepParsingNetwork],
+    data: Dataset,
+    *,
+    device: torch.device | str = "cpu",
+    phases: Phases = no_phases,
+) -> dict[str, VideoScores]:
+    """Scores of each model by itself on frames in their order, by the name of its folder if that is unique."""
+    short = [Path(name).parent.name if Path(name).name == "model" else Path(name).name for name in names]
+    unique = short if len(set(short)) == len(short) else names
+    parts = video_parts(dict(zip(unique, [model.to(device) for model in models], strict=True)))
+    return dict(evaluate_video(parts, data, device, phases("frames")))
+
+
+def write_scores(folder: Path, facts: dict[str, Any], scores: dict[str, Any]) -> tuple[Path, Path]:
+    """Write scores.json (with these facts) and scores.csv (a row per class) into a folder."""
+    content = {**facts, "scores": {name: score.to_dict() for name, score in scores.items()}}
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["part", "class", "iou", "accuracy", "ta", "la", "ba"])
+    for name, score in scores.items():
+        writer.writerows([[name, *row] for row in getattr(score, "scores", score).rows()])
+    write_text(folder / "scores.json", json.dumps(content, indent=1) + "\n")
+    write_text(folder / "scores.csv", table.getvalue())
+    return folder / "scores.json", folder / "scores.csv"
