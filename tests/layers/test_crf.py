@@ -186,3 +186,8 @@ def test_a_pixel_is_at_no_distance_from_itself(tiny, newq):
 
     with_, without = (newq(phi, q, d, mu, np.zeros((2, 2)), (3, 3), (3, 3), z_is_j=own) for own in (True, False))
     np.testing.assert_array_equal(with_, without)
+
+
+def test_the_default_window_suits_the_axes():
+    assert dense_crf(2).triple_penalty.window == (51, 51)
+    assert dense_crf(2, dims=3).triple_penalty.window == (9, 9, 9)

@@ -81,7 +81,7 @@ SETTINGS = [
     ({"window": -3}, ValueError, "at least 1 pixel"),
     ({"window": 2.5}, TypeError, "pass ints"),
     ({"window": 5.0}, TypeError, "pass ints"),
-    ({"window": None}, TypeError, "pass ints"),
+    ({"window": "wide"}, TypeError, "pass ints"),
     ({"window": (3, 2.5)}, TypeError, "pass ints"),
     ({"window": True}, TypeError, "pass ints"),
     ({"window": (3, 3, 3)}, ValueError, "one int or 2 of them"),

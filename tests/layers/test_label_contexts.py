@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepmrf import LabelContexts, MeanField
-from deepmrf.layers.label_contexts import QUIET
+from deepmrf.layers.label_contexts import INITIAL_WEIGHT
 from deepmrf.ops.contexts import label_contexts_reference
 
 
@@ -31,7 +31,7 @@ def test_untrained_patterns_differ():
     layer = LabelContexts(3, contexts=4, size=3)
     patterns = layer.weight.detach().unflatten(0, (3, 4)).flatten(2)
     for label in patterns:
-        assert torch.pdist(label / QUIET).min() > 1e-3
+        assert torch.pdist(label / INITIAL_WEIGHT).min() > 1e-3
 
 
 def test_reset_starts_again():
@@ -40,7 +40,7 @@ def test_reset_starts_again():
         layer.weight.fill_(1)
         layer.bias.fill_(1)
     layer.reset_parameters()
-    assert layer.weight.abs().max() <= QUIET
+    assert layer.weight.abs().max() <= INITIAL_WEIGHT
     assert layer.bias.eq(0).all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch.func import functional_call
 from torch.nn import functional
 
-from deepmrf import MeanField, dense_crf
+from deepmrf import LabelContexts, MeanField, TriplePenalty, dense_crf
 
 few = settings(max_examples=10, deadline=None, derandomize=True)
 
@@ -450,6 +451,29 @@ def test_learned_filters_learn():
 
 def test_repr_tells_the_settings():
     assert "labels=3, dims=2, iterations=1, unary='softmax'" in repr(small())
+
+
+@pytest.mark.parametrize(
+    ("settings", "window", "context_size"),
+    [
+        ({}, (50, 50), (9, 9)),
+        ({"dims": 1}, (50,), (9,)),
+        ({"dims": 3}, (9, 9, 9), (5, 5, 5)),
+        ({"dims": 3, "temporal": True}, (3, 50, 50), (3, 7, 7)),
+    ],
+    ids=["image", "line", "volume", "clip"],
+)
+def test_default_sizes_suit_the_axes(settings, window, context_size):
+    """Images and clips get the paper's sizes; a volume is not summed over 50 slices."""
+    mrf = MeanField(2, **settings)
+    assert (mrf.triple_penalty.window, mrf.label_contexts.size) == (window, context_size)
+    saved = MeanField(**json.loads(json.dumps(mrf.settings)))  # a saved model keeps its sizes if the defaults change
+    assert saved.settings == mrf.settings
+    assert None not in (mrf.settings["window"], mrf.settings["context_size"])
+    if "temporal" not in settings:
+        assert TriplePenalty(**settings).window == window
+        assert LabelContexts(2, **settings).size == context_size
+    assert MeanField(2, window=7, context_size=3, **settings).triple_penalty.window == (7,) * len(window)
 
 
 # Copies and what is set later

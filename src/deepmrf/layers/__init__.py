@@ -1,11 +1,11 @@
-"""The paper's contribution as layers, one file per term.
+"""The paper's MRF as layers, one file per term.
 
 triple_penalty   b12: what a label costs, given the pixels around
-label_contexts   b13 + b14: what labels cost each other, and the cheapest pattern
-mean_field       b15, and the whole step
-linking          neighbours in time along the optical flow
+label_contexts   b13, b14: what labels cost each other, and the cheapest pattern
+mean_field       b15, and the full step b12 to b15
+linking          dynamic node linking: neighbours in time along the optical flow
 crf              dense CRF, CRF-RNN and DSN as settings of the same step
-inputs           what the layers accept, and what they say otherwise
+inputs           checks of the arguments
 """
 
 from deepmrf.layers.crf import crf_rnn, dense_crf

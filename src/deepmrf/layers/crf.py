@@ -1,12 +1,14 @@
-"""Dense CRF, CRF-RNN and DSN as settings of the same step.
+"""Dense CRF, CRF-RNN and DSN as settings of MeanField.
 
-With one context of a single pixel and without the gate, the update of mean_field.py reads
+With one context of a single pixel and without the gate, the step of mean_field.py is
 
     q[u, i] ~ exp( ln p[u, i] - sum over v of mu(u, v) sum over z in N(i), z != i, of k(i, z) q[v, z] ),
 
-the classic mean-field update of a CRF with Gaussian edges k and label compatibility mu. Potts' mu, which charges 1 for
-any other label, makes it dense CRF (Kraehenbuehl and Koltun, 2011); mu learned through the iterations makes it CRF-RNN
-(Zheng et al., 2015); all of it learned together with the network makes it DSN (Schwing and Urtasun, 2015).
+the classic mean-field update of a CRF with Gaussian edges k and label compatibility mu:
+
+    dense CRF (Kraehenbuehl and Koltun, 2011)   Potts: mu is 0 for the same label, 1 for any other
+    CRF-RNN (Zheng et al., 2015)                mu learned through the iterations
+    DSN (Schwing and Urtasun, 2015)             everything learned, together with the network
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from collections.abc import Sequence
 import torch
 
 from deepmrf.layers.mean_field import MeanField
+from deepmrf.layers.triple_penalty import default_window
 
 
 def dense_crf(
     labels: int,
     *,
     dims: int = 2,
-    window: int | Sequence[int] = 51,
+    window: int | Sequence[int] | None = None,
     iterations: int = 5,
     appearance: float = 10.0,
     colour_width: float = 13 / 255,
@@ -35,12 +38,13 @@ def dense_crf(
     spacing: Sequence[float] | None = None,
     learn: bool = False,
 ) -> MeanField:
-    """A dense CRF with Potts compatibility; edges reach as far as the window.
+    """Build a dense CRF with Potts compatibility.
 
+    window: how far edges reach, in pixels along each axis. None: 51 for images, 9 for volumes.
     appearance, colour_width, position_width: weight and bandwidths of exp(-|I_j - I_z|^2 / 2 a^2 - |j - z|^2 / 2 b^2),
     colours in the image's own unit (RGB in [0, 1], hence 13 / 255). smoothness, smooth_width: weight and bandwidth of
-    exp(-|j - z|^2 / 2 c^2); smoothness=0 leaves it out. normalize: divide each edge by the root of what its two ends
-    receive, as the usual implementations do. learn: leave every parameter open to training.
+    exp(-|j - z|^2 / 2 c^2); smoothness=0 leaves it out. normalize: divide each edge by the root of the sums of all
+    edges at its two ends, as the usual implementations do. learn: let every parameter be trained.
     """
     for name, value in (
         ("colour_width", colour_width),
@@ -54,7 +58,7 @@ def dense_crf(
     crf = MeanField(
         labels,
         dims=dims,
-        window=window,
+        window=window if window is not None else 51 if dims in (1, 2) else default_window(dims),
         contexts=1,
         context_size=1,
         iterations=iterations,
@@ -80,8 +84,8 @@ def dense_crf(
 
 
 def crf_rnn(labels: int, *, iterations: int = 5, learn: bool = True, **settings: object) -> MeanField:
-    """A dense CRF whose compatibility, weights and bandwidths are learned through its iterations, as in CRF-RNN.
+    """Build a dense CRF whose compatibility, weights and bandwidths are learned through its iterations.
 
-    It takes dense_crf's settings and starts from Potts' compatibility.
+    It takes the settings of dense_crf and starts from Potts compatibility.
     """
     return dense_crf(labels, iterations=iterations, learn=learn, **settings)  # type: ignore[arg-type]

@@ -1,9 +1,8 @@
-"""What the layers accept: one check per kind of input, one sentence per error, each saying what to pass instead."""
+"""Checks of what users pass to the layers. Each error says in one sentence what to pass instead."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,38 +10,36 @@ from torch import Tensor
 _AXES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
 
-def check_maps(name: str, maps: Tensor, channels: int, dims: int, meaning: str) -> None:
-    """`maps` is a real tensor (B, channels, *S) with `dims` spatial axes and at least one pixel."""
+def check_maps(name: str, maps: Tensor, channels: int | None, dims: int, meaning: str) -> None:
+    """Require a tensor (B, channels, *S) with `dims` spatial axes and at least one pixel; None allows any channels."""
     if not isinstance(maps, Tensor):
         raise TypeError(f"{name} is a {type(maps).__name__}: pass a torch.Tensor (torch.from_numpy makes one).")
-    wanted = f"(B, {channels}, {_AXES.get(dims, '*S')})"
+    expected = f"(B, {'L' if channels is None else channels}, {_AXES.get(dims, '*S')})"
     shape = tuple(maps.shape)
-    if maps.dim() != dims + 2:
-        remedy = (
-            "add the batch axis with [None]"
-            if maps.dim() == dims + 1
-            else f"build the layer with dims={len(shape) - 2}"
-        )
-        if maps.dim() < dims + 1:
+    if len(shape) != dims + 2:
+        remedy = f"build the layer with dims={len(shape) - 2}"
+        if len(shape) == dims + 1:
+            remedy = "add the batch axis with [None]"
+        elif len(shape) <= dims:
             remedy = f"it needs {dims} spatial axes (dims={dims})"
-        raise ValueError(f"{name} must have shape {wanted}, but has {shape}: {remedy}.")
-    if maps.shape[1] != channels:
+        raise ValueError(f"{name} must have shape {expected}, but has {shape}: {remedy}.")
+    if channels is not None and shape[1] != channels:
         raise ValueError(
-            f"{name} must have shape {wanted}, but has {shape}: axis 1 holds {maps.shape[1]} {meaning}, "
-            f"and the layer was built for {channels}; build it with {meaning}={maps.shape[1]}."
+            f"{name} must have shape {expected}, but has {shape}: axis 1 holds {shape[1]} {meaning}, "
+            f"and the layer was built for {channels}; build it with {meaning}={shape[1]}."
         )
-    if maps.numel() == 0 and channels > 0:
+    if maps.numel() == 0 and channels != 0:
         raise ValueError(f"{name} has shape {shape}, which holds no pixels: pass at least one along every axis.")
 
 
 def check_real(name: str, maps: Tensor) -> None:
-    """`maps` holds floating-point numbers."""
+    """Require floating-point numbers."""
     if not maps.is_floating_point():
         raise TypeError(f"{name} is {maps.dtype}, but must hold real numbers: pass {name}.float().")
 
 
 def check_image(image: Tensor | None, like: Tensor, features: int, dims: int) -> Tensor:
-    """The image's features (B, F, *S) beside maps `like`; None stands for no features where none are needed."""
+    """Return the image's features (B, F, *S) that go with the label maps `like`; without features, an empty tensor."""
     if image is None:
         if features:
             raise ValueError(
@@ -53,10 +50,10 @@ def check_image(image: Tensor | None, like: Tensor, features: int, dims: int) ->
     check_maps("image", image, features, dims, "features")
     if not image.is_floating_point() and image.dtype != torch.uint8:
         raise TypeError(f"image is {image.dtype}: pass floats (RGB in [0, 1]) or uint8.")
-    expected: Sequence[int] = (like.shape[0], features, *like.shape[2:])
-    if tuple(image.shape) != tuple(expected):
+    expected = (like.shape[0], features, *like.shape[2:])
+    if tuple(image.shape) != expected:
         raise ValueError(
-            f"image has shape {tuple(image.shape)}, but the label maps beside it want {tuple(expected)}: "
+            f"image has shape {tuple(image.shape)}, but the label maps need {expected}: "
             "batch and size must be the same, so resize one of them."
         )
     if image.device != like.device:
@@ -64,32 +61,38 @@ def check_image(image: Tensor | None, like: Tensor, features: int, dims: int) ->
     return image
 
 
-def check_finite(name: str, maps: Tensor, either_way: bool = False) -> None:
-    """No NaN and no +inf in `maps`, nor -inf if `either_way`.
+def check_finite(name: str, maps: Tensor, allow_minus_inf: bool = False) -> None:
+    """Refuse NaN and infinities; log-probabilities may be -inf, which means "impossible".
 
-    Looks only on the CPU: on an accelerator it would wait for the device at every call.
+    Only on the CPU: on an accelerator the check would wait for the device at every call.
     """
     if torch.compiler.is_compiling() or maps.device.type != "cpu":
         return
-    # One pass without a temporary; log-probabilities of -inf are fine, they mean "impossible".
-    wide = torch.float32 if maps.dtype in (torch.float16, torch.bfloat16) else maps.dtype
-    total = float(maps.detach().sum(dtype=wide))
-    if math.isnan(total) or total == math.inf or (either_way and total == -math.inf):
-        sign = "" if either_way else "+"
+    # One pass without a temporary tensor.
+    dtype = torch.float32 if maps.dtype in (torch.float16, torch.bfloat16) else maps.dtype
+    total = float(maps.detach().sum(dtype=dtype))
+    if math.isnan(total) or total == math.inf or (total == -math.inf and not allow_minus_inf):
+        sign = "+" if allow_minus_inf else ""
         raise ValueError(
             f"{name} holds NaN (or {sign}inf): look for a division by zero or an overflow before this layer."
         )
 
 
+def check_count(name: str, value: int) -> None:
+    """Require a whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r} must be a whole number, at least 1.")
+
+
 def check_iterations(value: int) -> int:
-    """`value`, how often a step is repeated."""
+    """Return how often a step is repeated."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"iterations={value!r} must be at least 1: the paper uses one.")
     return value
 
 
 def check_temperature(value: float) -> float:
-    """`value`, what log-probabilities are divided by, as a float."""
+    """Return the divisor of log-probabilities as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.1 <= value <= 10:
         raise ValueError(f"temperature={value!r} must be a number from 0.1 to 10; 1 changes nothing.")
     return float(value)

@@ -1,12 +1,12 @@
-"""Mixture of local label contexts (b13 + b14): what label u pays at pixel i for the labels around i.
+"""b13 and b14, the mixture of local label contexts: what label u pays at pixel i for the labels around i.
 
-    o13[u, k, i] = sum over labels v and pixels j in N(i) of mu_k(u, v, j - i) t[v, j] + bias[u, k]
-    o14[u, i]    = min over k of o13[u, k, i]
+    b13   o13[u, k, i] = sum over labels v and pixels j in N(i) of mu_k(u, v, j - i) t[v, j] + bias[u, k]
+    b14   o14[u, i]    = min over k of o13[u, k, i]
 
-A label may sit in several surroundings (a person beside a table, a person behind one); the minimum picks, for every
-pixel, the pattern that costs least. Function and reference: ops/contexts.py. With `rank` or `stride` the same is
-evaluated for less, approximately: ops/low_rank.py. With `links`, the pixels of other frames are those on a trajectory:
-linking.py.
+A label can have several typical surroundings (a person beside a table, a person behind a table): the minimum picks the
+cheapest of the K patterns at each pixel. The operator and its slow reference: ops/contexts. `rank` and `stride` make
+it cheaper and approximate: ops/contexts/low_rank.py. With `links`, the pixels of other frames are those on a
+trajectory: linking.py.
 """
 
 from __future__ import annotations
@@ -18,28 +18,37 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf import ops
-from deepmrf.layers.inputs import check_maps, check_real
+from deepmrf.layers.inputs import check_count, check_maps, check_real
 from deepmrf.layers.linking import Links
 from deepmrf.ops.window import reaches, sizes
 
-QUIET = 1e-4 / (3 * 255**2)
-"""All the penalty an untrained layer may add, per unit of t: with RGB even in [0, 255], 1e-4 of log-probability."""
+INITIAL_WEIGHT = 1e-4 / (3 * 255**2)
+"""Largest sum of |mu_k(u, v, .)| over an untrained pattern: for RGB up to 255, o14 stays below 1e-4."""
+
+
+def default_context_size(dims: int, temporal: bool = False) -> int | tuple[int, ...]:
+    """The paper's 9 x 9 for images and 3 x 7 x 7 for clips; 5 along each axis of volumes."""
+    if temporal:
+        return (3, 7, 7)
+    return 9 if dims in (1, 2) else 5
 
 
 class LabelContexts(nn.Module):
     """b13 and b14 as a layer: t (B, L, *S) -> o14 (B, L, *S).
 
-    labels: L. contexts: K, how many patterns each label has. size: pixels along each axis, one int or one per axis.
-    rank: patterns as sums of this many separable ones, in 2-D; cheaper the lower. stride: evaluate on a grid coarser by
-    this factor and interpolate, in 2-D. `compress` makes such a layer of a trained one.
-    It starts as noise so small that it changes nothing, yet tells the K patterns apart when training starts.
+    labels: L. contexts: K, the number of patterns per label. size: pixels along each axis of a pattern, an int or one
+    per axis; None: `default_context_size`.
+    rank: patterns as sums of this many separable ones, for images. stride: evaluate on a grid coarser by this factor
+    and interpolate, for images. `compress` makes such a layer from a trained one.
+    The initial patterns are noise: too small to change a result, yet different for each k, so that training can tell
+    them apart.
     """
 
     def __init__(
         self,
         labels: int,
         contexts: int = 5,
-        size: int | Sequence[int] = 9,
+        size: int | Sequence[int] | None = None,
         *,
         dims: int = 2,
         rank: int | None = None,
@@ -47,35 +56,34 @@ class LabelContexts(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("labels", labels), ("contexts", contexts), ("stride", stride)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number, at least 1.")
+            check_count(name, value)
         if contexts > 255:
             raise ValueError(f"contexts={contexts} is more than 255 patterns per label: the paper uses 5.")
         if (rank is not None or stride > 1) and dims != 2:
             raise ValueError(f"rank={rank} and stride={stride} are for images, but dims={dims}: leave them out.")
         self.labels, self.contexts, self.dims, self.rank, self.stride = labels, contexts, dims, rank, stride
-        self.size = sizes(size, dims, "context_size")
+        self.size = sizes(default_context_size(dims) if size is None else size, dims, "context_size")
         self.error = 0.0
-        """How far compressed patterns are from those they stand for: norm of the difference over norm."""
+        """Relative error of compressed patterns: norm of the difference from the original ones over their norm."""
         if rank is None:
             self.weight = nn.Parameter(torch.empty(labels * contexts, labels, *self.size))
         else:
             full = min(labels * self.size[0], labels * contexts * self.size[1])
             if not 1 <= rank <= full:
-                raise ValueError(f"rank={rank!r} must be between 1 and {full}, where patterns are exact.")
+                raise ValueError(f"rank={rank!r} must be between 1 and {full}, which is exact.")
             self.first = nn.Parameter(torch.empty(rank, labels, self.size[0], 1))
             self.second = nn.Parameter(torch.empty(labels * contexts, rank, 1, self.size[1]))
         self.bias = nn.Parameter(torch.zeros(labels * contexts))
         self.reset_parameters()
 
-    def reset_parameters(self, quiet: float = QUIET) -> None:
-        """Noise that is below notice: |o14| stays under `quiet` times the largest sum of t over the labels."""
-        bound = quiet / math.prod(self.size)
+    def reset_parameters(self, total: float = INITIAL_WEIGHT) -> None:
+        """Fill patterns with noise so small that |o14| stays below `total` times the largest sum of t over labels."""
+        bound = total / math.prod(self.size)
         if self.rank is None:
             nn.init.uniform_(self.weight, -bound, bound)
         else:
-            for part in (self.first, self.second):
-                nn.init.uniform_(part, -math.sqrt(bound / self.rank), math.sqrt(bound / self.rank))
+            for factor in (self.first, self.second):
+                nn.init.uniform_(factor, -math.sqrt(bound / self.rank), math.sqrt(bound / self.rank))
         nn.init.zeros_(self.bias)
 
     @torch.no_grad()
@@ -95,24 +103,25 @@ class LabelContexts(nn.Module):
 
     @torch.no_grad()
     def compress(self, rank: int | None = None, stride: int = 1) -> LabelContexts:
-        """A cheaper layer that does nearly the same, with `error` saying how nearly its patterns do.
+        """Return a cheaper, approximate layer; its `error` is the relative error of its patterns.
 
-        Of the sums of `rank` separable patterns it takes the closest one; None keeps the patterns, for a stride alone.
+        rank: replace the patterns by the closest sums of `rank` separable ones; None keeps them.
+        stride: evaluate on a grid coarser by this factor.
         """
         if self.rank is not None:
             raise ValueError(f"These contexts have rank {self.rank} already: compress the layer they came from.")
-        made = LabelContexts(self.labels, self.contexts, self.size, dims=self.dims, rank=rank, stride=stride)
-        made.to(self.weight)
+        layer = LabelContexts(self.labels, self.contexts, self.size, dims=self.dims, rank=rank, stride=stride)
+        layer.to(self.weight)
         if rank is None:
-            made.weight.copy_(self.weight)
+            layer.weight.copy_(self.weight)
         else:
-            first, second, made.error = ops.separate(self.weight, rank)
-            made.first.copy_(first)
-            made.second.copy_(second)
-        made.bias.copy_(self.bias)
-        for name, parameter in made.named_parameters():
+            first, second, layer.error = ops.separate(self.weight, rank)
+            layer.first.copy_(first)
+            layer.second.copy_(second)
+        layer.bias.copy_(self.bias)
+        for name, parameter in layer.named_parameters():
             parameter.requires_grad_((self.bias if name == "bias" else self.weight).requires_grad)
-        return made
+        return layer
 
     def forward(self, t: Tensor, links: Links | None = None) -> Tensor:
         check_maps("t", t, self.labels, self.dims, "labels")
@@ -128,18 +137,17 @@ class LabelContexts(nn.Module):
         return ops.label_contexts(t, self.weight.to(t.dtype), bias, self.contexts)
 
     def _linked(self, t: Tensor, bias: Tensor, links: Links) -> Tensor:
-        """One frame of a stack pays: patterns of two axes over as many maps as all frames of the stack have."""
+        """o14 of each frame from its stack: 2-D patterns over the maps of all frames of the stack."""
         full = reaches(self.size)[0]
         before, after = reach = links.reach(full)
         weight = self.weight.narrow(2, full[0] - before, before + 1 + after).flatten(1, 2).to(t.dtype)
 
-        def one(span: slice) -> Tensor:
+        def run(span: slice) -> Tensor:
             return ops.label_contexts(links.stack(t, reach, span).flatten(1, 2), weight, bias, self.contexts)
 
-        return links.over(t, weight.shape[1], one)
+        return links.over(t, weight.shape[1], run)
 
     def extra_repr(self) -> str:
-        made = f"labels={self.labels}, contexts={self.contexts}, size={self.size}, dims={self.dims}"
-        return (
-            made + (f", rank={self.rank}" if self.rank else "") + (f", stride={self.stride}" if self.stride > 1 else "")
-        )
+        text = f"labels={self.labels}, contexts={self.contexts}, size={self.size}, dims={self.dims}"
+        text += f", rank={self.rank}" if self.rank else ""
+        return text + (f", stride={self.stride}" if self.stride > 1 else "")

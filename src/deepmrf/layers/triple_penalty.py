@@ -1,22 +1,23 @@
-"""The triple penalty (b12): what label v costs at pixel j, given the pixels z around j.
+"""b12, the triple penalty: what label v costs at pixel j, given the pixels z around j.
 
     t[v, j] = lin( q[v, j] * sum over z in N(j) of d(j, z) q[v, z] ),     lin(x) = scale x + shift
 
-kernel="distance"  d(j, z) = colour |I_j - I_z|^2 + position |j - z|^2: the paper's, exact at a cost that does not
-                   depend on the window. colour and position are the paper's w1 and w2.
-kernel="gaussian"  d(j, z) = exp(-|I_j - I_z|^2 / 2 a^2 - |j - z|^2 / 2 b^2), z != j: what dense CRFs use. a and b are
-                   learned. With `smoothness`, plus smooth_weight exp(-|j - z|^2 / 2 c^2).
-kernel="learned"   one learned filter per position (the paper's footnote): for aligned images of one fixed size.
+kernel="distance"  the paper's d(j, z) = w1 |I_j - I_z|^2 + w2 |j - z|^2; w1 is `colour`, w2 is `position`.
+                   Exact, at a cost that does not depend on the window.
+kernel="gaussian"  dense CRF's d(j, z) = exp(-|I_j - I_z|^2 / 2 a^2 - |j - z|^2 / 2 b^2), z != j; a and b are learned.
+                   `smoothness` adds smooth_weight exp(-|j - z|^2 / 2 c^2).
+kernel="learned"   one learned filter per position (the paper's footnote), for aligned images of one fixed size.
 
-The factor q[v, j] is the gate; without it the sum stands alone. With `average`, the sum is divided by the number of
-pixels in the window, and distances by the distance to its corner, so that t is of order one whatever the window and
-every parameter starts near 1 (`weights` gives the paper's w1, w2 and b as they enter the sum).
-With `temporal`, the first axis is time, and pixels dt frames away weigh frame_weights[|dt| - 1] times as much, learned.
-With `links`, they are those around j's trajectory: linking.py. A frame's distance is the first of `spacing`, in pixels.
-The pixel on the trajectory itself, j moved by dt frames, is one of hundreds there, yet it shows the same thing as j; so
-it weighs more by link_weights[|dt| - 1], learned: scale link_weights[|dt| - 1] q[v, j moved] is added to t, divided by
-the number of frames with `average`.
-Functions and their slow references: ops/distance.py, ops/gaussian.py, ops/local.py.
+The factor q[v, j] is the gate; gate=False drops it. `average` divides the sum by the number of pixels in the window and
+|j - z|^2 by its value at the window's corner: then t is of order one for every window, and all parameters start near 1.
+`weights` returns w1, w2 and b as they enter the plain sum.
+
+In clips (`temporal`, the first axis is time), a pixel dt frames away has the weight frame_weights[|dt| - 1]. `links`
+bring the frames of a window onto j's trajectory (linking.py). The pixel j' on the trajectory shows the same thing as j,
+but is one of hundreds in the window. So it also adds scale * link_weights[|dt| - 1] * q[v, j'] to t, divided by the
+number of frames with `average`. The first number of `spacing` is the distance of two frames, in pixels.
+
+The operators and their slow references: ops/distance, ops/gaussian, ops/learned.py.
 """
 
 from __future__ import annotations
@@ -36,24 +37,31 @@ from deepmrf.ops.window import reaches, sizes
 Kernel = Literal["distance", "gaussian", "learned"]
 KERNELS = ("distance", "gaussian", "learned")
 Norms = tuple[Tensor, Tensor | None]
-"""1 / sqrt(what each pixel receives) for the Gaussian kernel and for its smoothness term."""
+"""1 / sqrt(sum of the weights at each pixel) (B, 1, *S), of the Gaussian kernel and of its smoothness term."""
+
+
+def default_window(dims: int, temporal: bool = False) -> int | tuple[int, ...]:
+    """The paper's 50 x 50 for images and 3 x 50 x 50 for clips; 9 along each axis of volumes."""
+    if temporal:
+        return (3, 50, 50)
+    return 50 if dims in (1, 2) else 9
 
 
 class TriplePenalty(nn.Module):
-    """b12 as a layer: q (B, L, *S), image (B, F, *S) -> t (B, L, *S), for any number of labels.
+    """b12 as a layer: q (B, L, *S), image (B, F, *S) -> t (B, L, *S), for any number of labels L.
 
-    window: pixels along each axis, one int or one per axis; an even m covers -m/2 .. m/2 - 1.
-    dims: how many spatial axes. features: F; 0 for positions alone (then no image is needed).
-    gate: multiply by q[v, j]. spacing: distance between pixels along each axis, in the unit you like.
+    window: pixels along each axis, an int or one per axis; an even m covers -m/2 .. m/2 - 1. None: `default_window`.
+    dims: number of spatial axes. features: F; 0 uses positions alone, and no image is needed.
+    gate: multiply by q[v, j]. spacing: distance between pixels along each axis, in any unit.
     average: the window's average instead of its sum.
-    smoothness, normalize: for the Gaussian kernel; `normalize` divides s(j, z) by the root of what j and z receive in
-    all, as dense CRF implementations do. size: the image's size, for learned filters only.
+    smoothness, normalize: for the Gaussian kernel; `normalize` divides d(j, z) by the root of the sums of all weights
+    at j and at z, as dense CRF implementations do. size: the image's size, for learned filters only.
     temporal: the first of three axes is time, and frames have weights of their own.
     """
 
     def __init__(
         self,
-        window: int | Sequence[int] = 50,
+        window: int | Sequence[int] | None = None,
         *,
         dims: int = 2,
         kernel: Kernel = "distance",
@@ -82,13 +90,13 @@ class TriplePenalty(nn.Module):
                 f"temporal is for clips (dims=3) and kernels 'distance' and 'gaussian', but dims={dims}, "
                 f"kernel={kernel!r}: leave it out."
             )
+        steps = spacing if spacing is not None else (1.0,) * dims
+        if not isinstance(steps, Sequence) or len(steps) != dims or not all(0 < step < math.inf for step in steps):
+            raise ValueError(f"spacing={spacing!r} must be {dims} positive numbers, one per axis.")
         self.dims, self.kernel, self.gate, self.temporal = dims, kernel, gate, temporal
         self.features = 0 if kernel == "learned" else features
-        self.window = sizes(window, dims, "window")
-        given = spacing if spacing is not None else (1.0,) * dims
-        if not isinstance(given, Sequence) or len(given) != dims or not all(0 < s < math.inf for s in given):
-            raise ValueError(f"spacing={spacing!r} must be {dims} positive numbers, one per axis.")
-        self.spacing = tuple(float(s) for s in given)
+        self.window = sizes(default_window(dims, temporal) if window is None else window, dims, "window")
+        self.spacing = tuple(float(step) for step in steps)
         self.average, self.smoothness, self.normalize = average and not normalize, smoothness, normalize
         self.size = sizes(size, dims, "size") if size is not None else None
         self._make_parameters()
@@ -97,12 +105,14 @@ class TriplePenalty(nn.Module):
         def scalar(value: float) -> nn.Parameter:
             return nn.Parameter(torch.tensor(float(value)))
 
-        radii = [max(m // 2, 1) * s for m, s in zip(self.window, self.spacing, strict=True)]
-        corner = sum(r * r for r in radii)  # |j - z|^2 at the window's corner
-        self.share, self.per_distance = (1 / math.prod(self.window), 1 / corner) if self.average else (1.0, 1.0)
-        self.largest = self.share * self.per_distance * math.prod(self.window) * corner
+        radii = [max(m // 2, 1) * step for m, step in zip(self.window, self.spacing, strict=True)]
+        pixels, corner = math.prod(self.window), sum(radius * radius for radius in radii)
+        # What `average` multiplies the sum, |j - z|^2 and the sum over frames by.
+        self.pixel_share, self.corner_share, self.frame_share = 1.0, 1.0, 1.0
+        if self.average:
+            self.pixel_share, self.corner_share, self.frame_share = 1 / pixels, 1 / corner, 1 / self.window[0]
+        self.gain = 1.0 if self.average else pixels * corner
         """How much larger t can be than with `average`."""
-        self.link_share = 1 / self.window[0] if self.average else 1.0  # a frame of the window, as `share` is a pixel
         self.scale, self.shift = scalar(1), scalar(0)
         if self.temporal:
             self.frame_weights = nn.Parameter(torch.ones(max(reaches(self.window)[0])))  # of |dt| = 1, 2, ...
@@ -110,134 +120,60 @@ class TriplePenalty(nn.Module):
         if self.kernel == "distance":
             self.colour, self.position = scalar(1), scalar(1)
         elif self.kernel == "gaussian":
-            self.log_colour_width = scalar(math.log(0.1))  # of RGB in [0, 1]
+            self.log_colour_width = scalar(math.log(0.1))  # for RGB in [0, 1]
             self.log_position_width = scalar(math.log(max(radii) / 2))
             if self.smoothness:
                 self.smooth_weight, self.log_smooth_width = scalar(1), scalar(math.log(max(radii) / 8))
         else:
-            assert self.size is not None  # checked by the constructor
-            steps = [
-                (torch.arange(-before, after + 1) * s) ** 2
-                for (before, after), s in zip(reaches(self.window), self.spacing, strict=True)
+            assert self.size is not None  # the constructor checks it
+            squares = [
+                (torch.arange(-before, after + 1) * step) ** 2
+                for (before, after), step in zip(reaches(self.window), self.spacing, strict=True)
             ]
-            distance = sum(torch.meshgrid(*steps, indexing="ij"), torch.zeros(self.window)) / corner
-            whole = distance.view(*self.window, *[1] * self.dims).expand(*self.window, *self.size)
-            self.filters = nn.Parameter(whole.clone())
+            distance = sum(torch.meshgrid(*squares, indexing="ij"), torch.zeros(self.window)) / corner
+            filters = distance.view(*self.window, *[1] * self.dims).expand(*self.window, *self.size)
+            self.filters = nn.Parameter(filters.clone())
 
     def forward(
         self, q: Tensor, image: Tensor | None = None, norms: Norms | None = None, links: Links | None = None
     ) -> Tensor:
-        check_maps("q", q, q.shape[1] if isinstance(q, Tensor) and q.dim() > 1 else 1, self.dims, "labels")
+        check_maps("q", q, None, self.dims, "labels")
         check_real("q", q)
         features = check_image(image if self.features else None, q, self.features, self.dims)
         if self.normalize and norms is None:
             norms = self.norms(q, features, links)
         if links is None and not self.temporal:
             return self._penalty(q, features, norms)
-        return self._linked(q, features, norms, links or Links(q.shape[2]), self._penalty, self.temporal)
-
-    def _linked(
-        self,
-        q: Tensor,
-        features: Tensor,
-        norms: Norms | None,
-        links: Links,
-        run: Callable[..., Tensor],
-        straight: bool = False,
-    ) -> Tensor:
-        """run(q, features, norms, frame) on the stack of each frame, for that frame. (B, L, T, H, W)
-
-        straight: and what the pixels on the trajectory add.
-        """
-        before, after = reach = links.reach(reaches(self.window)[0])
-        if features.dtype == torch.uint8:
-            features = features.to(q.dtype) / 255
-        apart = torch.arange(-before, after + 1, device=q.device).abs()
-
-        def one(span: slice) -> Tensor:
-            near = weighed = links.stack(q, reach, span)
-            if self.temporal:
-                weights = torch.cat([torch.ones_like(self.scale)[None], self.frame_weights])
-                weighed = near * weights[apart].view(-1, 1, 1)
-            stacked = None
-            if norms is not None:
-                stacked = tuple(None if n is None else links.stack(n, reach, span) for n in norms)
-            found = run(weighed, links.stack(features, reach, span, keep=True), stacked, before)
-            return found + self._straight(near, before) if straight and before + after else found
-
-        return links.over(q, (q.shape[1] + features.shape[1]) * len(apart), one)
-
-    def _straight(self, near: Tensor, frame: int) -> Tensor:
-        """What the stack's pixels at the same place add to t of one frame: (B, L, R, H, W) -> (B, L, H, W)."""
-        here = near[:, :, frame]
-        total = torch.zeros_like(here)
-        for at in range(near.shape[2]):
-            if at != frame:
-                total = total + self.link_weights[abs(at - frame) - 1] * near[:, :, at]
-        return self.scale * self.link_share * (here * total if self.gate else total)
-
-    def _penalty(self, q: Tensor, features: Tensor, norms: Norms | None, frame: int | None = None) -> Tensor:
-        """t at every pixel, or, in a stack of frames, at the pixels of one."""
-        if self.kernel == "distance":
-            return ops.distance_penalty(q, features, self.weights(), self.window, self.spacing, self.gate, frame)
-        if self.kernel == "learned":
-            total = ops.local_sum(q, self._filters_for(q))
-        elif self.smoothness or self.normalize:
-            total = self._mixture(q, features, norms, frame)
-        else:
-            return ops.gaussian_penalty(
-                q, features, self.weights(), self.widths(), self.window, self.spacing, self.gate, frame
-            )
-        return (_at(q, frame) * total if self.gate else total) * (self.scale * self.share) + self.shift
+        return self._over_stacks(self._penalty, q, features, norms, links, add_links=self.temporal)
 
     def weights(self) -> Tensor:
         """What multiplies each term of the plain sum, and what is added: (w1, w2, b), or (w, b) for the Gaussian."""
-        scale = self.scale * self.share
+        scale = self.scale * self.pixel_share
         if self.kernel == "distance":
-            return torch.stack([scale * self.colour, scale * self.position * self.per_distance, self.shift])
+            return torch.stack([scale * self.colour, scale * self.position * self.corner_share, self.shift])
         return torch.stack([scale, self.shift])
-
-    def over_time(self) -> list[nn.Parameter]:
-        """With `temporal`, the parameters that only other frames have a part in."""
-        return [self.frame_weights, self.link_weights] if self.temporal else []
 
     def widths(self) -> Tensor:
         """The Gaussian kernel's bandwidths (a, b)."""
         return torch.stack([self.log_colour_width, self.log_position_width]).exp()
 
-    def norms(self, q: Tensor, image: Tensor | None = None, links: Links | None = None) -> Norms | None:
-        """What `normalize` divides by: it depends on the image alone, so iterations share it."""
-        if not self.normalize:
-            return None
-        features = check_image(image if self.features else None, q, self.features, self.dims)
-        ones = torch.ones_like(q[:, :1])
-        found = []
-        for term in (self._gaussian, self._blur) if self.smoothness else (self._gaussian,):
-            if links is None and not self.temporal:
-                total = term(ones, features)
-            else:
-                total = self._linked(
-                    ones, features, None, links or Links(q.shape[2]), lambda q, f, _, at, term=term: term(q, f, at)
-                )
-            found.append(total.clamp_min(1e-20).rsqrt())
-        return found[0], found[1] if self.smoothness else None
+    def over_time(self) -> list[nn.Parameter]:
+        """The parameters that only weigh other frames: none without `temporal`."""
+        return [self.frame_weights, self.link_weights] if self.temporal else []
 
-    def _mixture(self, q: Tensor, features: Tensor, norms: Norms | None, frame: int | None) -> Tensor:
-        """The Gaussian sum, normalised if asked, plus the smoothness term's. (B, L, *S)"""
-        across, around = norms or (None, None)
-        total = self._gaussian(q if across is None else across * q, features, frame)
-        total = total if across is None else _at(across, frame) * total
-        if self.smoothness:
-            blurred = self._blur(q if around is None else around * q, features, frame)
-            total = total + self.smooth_weight * (blurred if around is None else _at(around, frame) * blurred)
-        return total
-
-    def _gaussian(self, q: Tensor, features: Tensor, frame: int | None = None) -> Tensor:
-        plain = torch.stack([torch.ones_like(self.scale), torch.zeros_like(self.shift)])
-        return ops.gaussian_penalty(q, features, plain, self.widths(), self.window, self.spacing, False, frame)
-
-    def _blur(self, q: Tensor, features: Tensor, frame: int | None = None) -> Tensor:
-        return ops.gaussian_blur(q, self.log_smooth_width.exp(), self.window, self.spacing, frame)
+    def _penalty(self, q: Tensor, features: Tensor, norms: Norms | None, frame: int | None = None) -> Tensor:
+        """t at every pixel or, in a stack of frames, at the pixels of `frame`."""
+        if self.kernel == "distance":
+            return ops.distance_penalty(q, features, self.weights(), self.window, self.spacing, self.gate, frame)
+        if self.kernel == "learned":
+            total = ops.local_sum(q, self._filters_for(q))
+        elif self.smoothness or self.normalize:
+            total = self._two_gaussians(q, features, norms, frame)
+        else:
+            return ops.gaussian_penalty(
+                q, features, self.weights(), self.widths(), self.window, self.spacing, self.gate, frame
+            )
+        return (_at(q, frame) * total if self.gate else total) * (self.scale * self.pixel_share) + self.shift
 
     def _filters_for(self, q: Tensor) -> Tensor:
         if tuple(q.shape[2:]) != self.size:
@@ -245,6 +181,80 @@ class TriplePenalty(nn.Module):
                 f"The learned filters are for images of size {self.size}, but q has {tuple(q.shape[2:])}: resize it."
             )
         return self.filters
+
+    def _two_gaussians(self, q: Tensor, features: Tensor, norms: Norms | None, frame: int | None) -> Tensor:
+        """The Gaussian sum plus that of the smoothness term, each normalised if asked. (B, L, *S)"""
+        norm, smooth_norm = norms or (None, None)
+        total = self._gaussian(q if norm is None else norm * q, features, frame)
+        total = total if norm is None else _at(norm, frame) * total
+        if self.smoothness:
+            smooth = self._smooth(q if smooth_norm is None else smooth_norm * q, features, frame)
+            total = total + self.smooth_weight * (smooth if smooth_norm is None else _at(smooth_norm, frame) * smooth)
+        return total
+
+    def _gaussian(self, q: Tensor, features: Tensor, frame: int | None = None) -> Tensor:
+        plain = torch.stack([torch.ones_like(self.scale), torch.zeros_like(self.shift)])
+        return ops.gaussian_penalty(q, features, plain, self.widths(), self.window, self.spacing, False, frame)
+
+    def _smooth(self, q: Tensor, features: Tensor, frame: int | None = None) -> Tensor:
+        return ops.gaussian_blur(q, self.log_smooth_width.exp(), self.window, self.spacing, frame)
+
+    def norms(self, q: Tensor, image: Tensor | None = None, links: Links | None = None) -> Norms | None:
+        """What `normalize` multiplies by. It depends on the image alone, so all iterations share it."""
+        if not self.normalize:
+            return None
+        features = check_image(image if self.features else None, q, self.features, self.dims)
+        ones = torch.ones_like(q[:, :1])
+
+        def norm(term: Callable[..., Tensor]) -> Tensor:
+            if links is None and not self.temporal:
+                total = term(ones, features)
+            else:
+                total = self._over_stacks(lambda q, f, _, frame: term(q, f, frame), ones, features, None, links)
+            return total.clamp_min(1e-20).rsqrt()
+
+        return norm(self._gaussian), norm(self._smooth) if self.smoothness else None
+
+    def _over_stacks(
+        self,
+        penalty: Callable[..., Tensor],
+        q: Tensor,
+        features: Tensor,
+        norms: Norms | None,
+        links: Links | None,
+        add_links: bool = False,
+    ) -> Tensor:
+        """penalty(q, features, norms, frame) for every frame, on the stack of frames around it. (B, L, T, H, W)
+
+        add_links: add what the pixels on the trajectory contribute by link_weights.
+        """
+        links = links or Links(q.shape[2])
+        before, after = reach = links.reach(reaches(self.window)[0])
+        if features.dtype == torch.uint8:
+            features = features.to(q.dtype) / 255
+        distances = torch.arange(-before, after + 1, device=q.device).abs()  # |dt| of each frame of a stack
+
+        def run(span: slice) -> Tensor:
+            near = weighted = links.stack(q, reach, span)
+            if self.temporal:
+                weights = torch.cat([torch.ones_like(self.scale)[None], self.frame_weights])
+                weighted = near * weights[distances].view(-1, 1, 1)
+            stacked_norms = None
+            if norms is not None:
+                stacked_norms = tuple(None if norm is None else links.stack(norm, reach, span) for norm in norms)
+            t = penalty(weighted, links.stack(features, reach, span, keep=True), stacked_norms, before)
+            return t + self._linked(near, before) if add_links and before + after else t
+
+        return links.over(q, (q.shape[1] + features.shape[1]) * len(distances), run)
+
+    def _linked(self, stack: Tensor, frame: int) -> Tensor:
+        """What the pixels on the trajectory of each pixel of `frame` add to t: (B, L, R, H, W) -> (B, L, H, W)."""
+        own = stack[:, :, frame]
+        total = torch.zeros_like(own)
+        for index in range(stack.shape[2]):
+            if index != frame:
+                total = total + self.link_weights[abs(index - frame) - 1] * stack[:, :, index]
+        return self.scale * self.frame_share * (own * total if self.gate else total)
 
     def extra_repr(self) -> str:
         parts = [f"window={self.window}", f"dims={self.dims}", f"kernel={self.kernel!r}", f"gate={self.gate}"]
@@ -255,5 +265,5 @@ class TriplePenalty(nn.Module):
 
 
 def _at(maps: Tensor, frame: int | None) -> Tensor:
-    """The pixels that are asked for."""
+    """The maps of one frame of a stack, or all."""
     return maps if frame is None else maps.select(2, frame)
