@@ -33,15 +33,3 @@ def test_panels_stand_in_a_grid():
     assert sheet.size == (2 * 35 + 5, 2 * 45 + 5)
     assert sheet.getpixel((10, 30)) == (0, 0, 0)
     assert sheet.getpixel((50, 80)) == (255, 255, 255)  # nothing in the fourth place
-
-
-@pytest.mark.parametrize("history", [[], [{"stage": "unary", "step": 0, "loss": 1.0}]])
-def test_curves_of_short_runs(history):
-    assert figures.curves(history).size == (960, 420)
-
-
-def test_curves_show_loss_and_scores():
-    history = [{"stage": "unary", "step": n, "loss": 2.0 / (n + 1)} for n in range(20)]
-    sheet = np.asarray(figures.curves([*history, {"stage": "unary", "miou": 0.5}])).reshape(-1, 3)
-    assert (sheet == (40, 90, 200)).all(1).sum() > 200
-    assert (sheet == (200, 40, 40)).all(1).sum() > 30

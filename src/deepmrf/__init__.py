@@ -17,7 +17,7 @@ unary         networks b1 to b11: vgg16, strong, fast, volume, and wrap for your
 layers        the paper's terms with their parameters: TriplePenalty (b12), LabelContexts (b13, b14), MeanField (b15)
 flow          optical flow, and warping along it
 ops           the maths as pure functions on tensors, with slow references and fast kernels
-figures       overlays, panels and curves
+figures       overlays and panels
 data          data sets, labels, augmentation, reading and writing of files
 
 pretrained    the weights of the bundled models

@@ -100,7 +100,6 @@ def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
     assert miou[0] > 0.2, miou
     assert miou[2] > miou[0] + 0.01, miou  # the MRF's stages, the network fixed
     assert miou[3] > miou[0] + 0.01, miou
-    assert (out / "curves.png").stat().st_size > 1000
     model = DeepParsingNetwork.from_pretrained(out / "model")
     assert model.card.metrics["val"]["joint"]["miou"] == miou[3]
     evaluated = type_in("evaluate", out / "model", "--data", "synthetic:48x64", "--stages", "-o", tmp_path / "scores")

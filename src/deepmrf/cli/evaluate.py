@@ -12,8 +12,8 @@ from deepmrf.cli import process
 from deepmrf.cli.console import Bars, percent, say, sentences, split_scales, table
 
 if TYPE_CHECKING:
-    from deepmrf.evaluation.evaluate import VideoScores
     from deepmrf.evaluation.metrics import Scores
+    from deepmrf.evaluation.videos import VideoScores
 
 EVALUATE_HELP = """Measure a model on labelled images: mIoU, pixel accuracy, and the paper's TA, LA and BA.
 

@@ -17,8 +17,8 @@ from deepmrf.cli.console import Bars, fail, percent, say, table
 
 TRAIN_HELP = """Train a Deep Parsing Network by a recipe: the paper's four stages, one after the other.
 
-The run's folder holds the resolved recipe, a checkpoint that is always whole, metrics.json, curves.png, TensorBoard's
-events and the model. Stop it when you like; [bold]--resume[/bold] continues exactly where it was.
+The run's folder holds the resolved recipe, a checkpoint that is always whole, metrics.json, TensorBoard's events
+and the model. Stop it when you like; [bold]--resume[/bold] continues exactly where it was.
 
 [bold]Examples[/bold]
 

@@ -1,7 +1,11 @@
 """Evaluation: how good labels are.
 
-metrics       mIoU, TA, LA, BA, temporal consistency
+metrics       mIoU, TA, LA and BA of images
+regions       boxes and boundaries of regions, for LA and BA
 dice          scores of volumes
-calibration   confidence against accuracy, and the temperature that brings them together
-evaluate      models against data sets of images and videos
+temporal      temporal consistency of videos
+calibration   confidence against accuracy, and the temperature that makes them agree
+evaluate      predictors against data sets of images
+videos        models against data sets of videos
+models        models by name against data by name, and files of scores
 """

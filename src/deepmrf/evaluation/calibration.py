@@ -1,10 +1,9 @@
-"""Confidence: how sure a model is against how often it is right, and the temperature that brings the two together.
+"""Calibration: how sure a model is against how often it is right, and the temperature that makes the two agree.
 
-A network is surer of new images than it should be, and the mean field behind it was learned where it was right.
-Divided by a temperature, ln p leaves more to the MRF. Which temperature, only labelled images can tell that were not
-trained on.
+A network is surer of new images than it should be. Dividing ln p by a temperature above 1 leaves more to the MRF. The
+temperature is chosen on labelled images that the model was not trained on.
 
-    nll          mean over pixels of -ln q[truth]: the smaller, the better; what the temperature is chosen by.
+    nll          mean over pixels of -ln q[truth]: the temperature with the smallest one is best.
     confidence   mean over pixels of the largest q.
     error        expected calibration error: pixels are sorted into 20 bins by their confidence, and the error is the
                  mean over pixels of |confidence of the bin - share of the bin that is right|.
@@ -12,62 +11,62 @@ trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from deepmrf.data.dataset import Dataset
-from deepmrf.evaluation.evaluate import pairs
-from deepmrf.evaluation.metrics import SegmentationMetrics
+from deepmrf.data.progress import Progress, no_progress
+from deepmrf.evaluation.evaluate import NO_LABELS, labelled_images, new_metrics
 from deepmrf.layers.inputs import check_temperature
 from deepmrf.models.parsing_network import DeepParsingNetwork
 
 BINS = 20
 TEMPERATURES = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
-"""Those that are tried."""
+"""Temperatures that `calibrate` tries by default."""
 
 
 @dataclass(frozen=True)
-class Calibrated:
-    """What a model is at one temperature."""
+class Calibration:
+    """Scores of a model at one temperature."""
 
     temperature: float
     miou: float
     accuracy: float
-    """The share of pixels that are right."""
+    """Share of pixels that are right."""
     confidence: float
     error: float
     nll: float
 
 
 class Confidence:
-    """Confidence, its error and nll, accumulated over images; void pixels do not count."""
+    """Confidence, its error and nll, accumulated over images. Void pixels do not count."""
 
     def __init__(self, ignore: int) -> None:
         self.ignore, self.nll = ignore, 0.0
         self.bins = torch.zeros(3, BINS, dtype=torch.float64)
-        """Of each bin: how many pixels, the sum of their confidence, how many are right."""
+        """For each bin: number of pixels, sum of their confidence, number that are right."""
 
     def update(self, log_q: Tensor, target: Tensor) -> None:
-        """log_q (B, L, H, W), normalised; target (B, H, W)."""
-        seen = target != self.ignore
-        if not seen.any():
+        """Add images: log_q (B, L, H, W), normalised; target (B, H, W)."""
+        labelled = target != self.ignore
+        if not labelled.any():
             return
-        log_q, target = log_q.movedim(1, -1)[seen], target[seen]  # (N, L), (N,)
+        log_q, target = log_q.movedim(1, -1)[labelled], target[labelled]  # (N, L), (N,)
         self.nll -= float(log_q.gather(1, target[:, None]).double().sum())
-        log_most, label = log_q.max(1)
-        sure = log_most.double().exp()
-        place = (sure * BINS).long().clamp(max=BINS - 1)
-        values = torch.stack([torch.ones_like(sure), sure, (label == target).double()])
-        self.bins += torch.zeros_like(self.bins, device=sure.device).index_add_(1, place, values).cpu()
+        log_confidence, labels = log_q.max(1)
+        confidence = log_confidence.double().exp()
+        indices = (confidence * BINS).long().clamp(max=BINS - 1)
+        values = torch.stack([torch.ones_like(confidence), confidence, (labels == target).double()])
+        self.bins += torch.zeros_like(self.bins, device=log_q.device).index_add_(1, indices, values).cpu()
 
     def compute(self) -> tuple[float, float, float]:
-        """Confidence, error, nll; NaN before the first labelled pixel."""
-        count, sure, right = self.bins
+        """Return (confidence, error, nll); NaN before the first labelled pixel."""
+        count, confidence, right = self.bins
         pixels = float(count.sum()) or float("nan")
-        return float(sure.sum()) / pixels, float((sure - right).abs().sum()) / pixels, self.nll / pixels
+        return float(confidence.sum()) / pixels, float((confidence - right).abs().sum()) / pixels, self.nll / pixels
 
 
 @torch.inference_mode()
@@ -76,41 +75,40 @@ def calibrate(
     data: Dataset,
     temperatures: Sequence[float] = TEMPERATURES,
     device: torch.device | str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
-) -> list[Calibrated]:
-    """The model's scores on `data` at each temperature; the model stays as it is. The network runs once per image."""
+    progress: Progress = no_progress,
+) -> list[Calibration]:
+    """Score the model on `data` at each temperature. The network runs once per image; the model does not change."""
     mrf = model.mean_field
     if mrf is None:
         raise ValueError("This model has no mean field, which the temperature belongs to: it is the network alone.")
-    tried = [check_temperature(value) for value in temperatures]
-    if not tried:
+    temperatures = [check_temperature(value) for value in temperatures]
+    if not temperatures:
         raise ValueError("There is no temperature to try: give at least one, such as 1.5.")
-    labels, before = data.labels, mrf.temperature
-    scores = [SegmentationMetrics(len(labels), labels.ignore, labels.names).to(device) for _ in tried]
-    trust = [Confidence(labels.ignore) for _ in tried]
+    temperature_before = mrf.temperature
+    metrics = [new_metrics(data, device) for _ in temperatures]
+    confidences = [Confidence(data.labels.ignore) for _ in temperatures]
     model.eval()
     try:
-        for done, (image, mask) in enumerate(pairs(data, range(len(data))), start=1):
+        for done, (image, mask) in enumerate(labelled_images(data, range(len(data))), start=1):
             image, mask = image.to(device), mask.to(device)
             log_p = model.log_unary(image)
-            for at, value in enumerate(tried):
-                mrf.temperature = value
+            for temperature, metric, confidence in zip(temperatures, metrics, confidences, strict=True):
+                mrf.temperature = temperature
                 log_q = model.refined(log_p, image)
-                scores[at].update(log_q.argmax(1), mask)
-                trust[at].update(log_q, mask)
-            if progress is not None:
-                progress(done, len(data))
+                metric.update(log_q.argmax(1), mask)
+                confidence.update(log_q, mask)
+            progress(done, len(data))
     finally:
-        mrf.temperature = before
-    if not trust[0].bins.any():
-        raise ValueError("No pixel of these images has a label: give a split with labelled images.")
-    rows = []
-    for value, score, found in zip(tried, scores, trust, strict=True):
-        known = score.compute()
-        rows.append(Calibrated(value, known.miou, known.pixel_accuracy, *found.compute()))
-    return rows
+        mrf.temperature = temperature_before
+    if not confidences[0].bins.any():
+        raise ValueError(NO_LABELS)
+    calibrations = []
+    for temperature, metric, confidence in zip(temperatures, metrics, confidences, strict=True):
+        scores = metric.compute()
+        calibrations.append(Calibration(temperature, scores.miou, scores.pixel_accuracy, *confidence.compute()))
+    return calibrations
 
 
-def best(rows: Sequence[Calibrated]) -> Calibrated:
-    """The row of the smallest nll."""
-    return min(rows, key=lambda row: row.nll)
+def best(calibrations: Sequence[Calibration]) -> Calibration:
+    """Return the calibration with the smallest nll."""
+    return min(calibrations, key=lambda calibration: calibration.nll)

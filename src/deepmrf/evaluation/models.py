@@ -15,8 +15,9 @@ from deepmrf.data import open_data
 from deepmrf.data.dataset import Dataset
 from deepmrf.data.progress import Phases, no_phases
 from deepmrf.data.writing import write_text
-from deepmrf.evaluation.evaluate import VideoScores, evaluate, evaluate_video, video_parts
+from deepmrf.evaluation.evaluate import evaluate
 from deepmrf.evaluation.metrics import Scores
+from deepmrf.evaluation.videos import VideoScores, evaluate_video, video_models
 from deepmrf.models.names import from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.scales import Predictor, averaged, mirrored, predictor, scaled
@@ -75,8 +76,8 @@ def score_videos(
     """Scores of each model by itself on frames in their order, by the name of its folder if that is unique."""
     short = [Path(name).parent.name if Path(name).name == "model" else Path(name).name for name in names]
     unique = short if len(set(short)) == len(short) else names
-    parts = video_parts(dict(zip(unique, [model.to(device) for model in models], strict=True)))
-    return dict(evaluate_video(parts, data, device, phases("frames")))
+    measured = video_models(dict(zip(unique, [model.to(device) for model in models], strict=True)))
+    return evaluate_video(measured, data, device, phases("frames"))
 
 
 def write_scores(folder: Path, facts: dict[str, Any], scores: dict[str, Any]) -> tuple[Path, Path]:

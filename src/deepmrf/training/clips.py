@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from deepmrf.data.dataset import Dataset, Item
 from deepmrf.data.files import VOID, Bytes
+from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.transforms import Augment
 from deepmrf.flow import Flow, cached, estimate
 from deepmrf.training.motion import moved
@@ -189,7 +190,7 @@ def _tensors(log_p: Tensor | None, image: Tensor, masks: Bytes, flow: Flow | Non
 
 
 def outputs(
-    source: Source, network: Callable[[Tensor], Tensor], progress: Callable[[int, int], None] | None = None
+    source: Source, network: Callable[[Tensor], Tensor], progress: Progress = no_progress
 ) -> dict[Hashable, Tensor]:
     """network(frame (1, 3, H, W)) -> (1, L, H, W) of every frame of every fixed clip, in half precision, by its key."""
     found: dict[Hashable, Tensor] = {}
@@ -200,6 +201,5 @@ def outputs(
             for t, key in enumerate(keys):
                 if key not in found:
                     found[key] = network(image[None, :, t])[0].half().cpu()
-        if progress is not None:
-            progress(index + 1, len(source))
+        progress(index + 1, len(source))
     return found

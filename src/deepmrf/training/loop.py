@@ -1,7 +1,7 @@
 """Training: the paper's four stages as a list of Stage values and one loop.
 
 A run lives in a folder: recipe.json (resolved), state.safetensors (where it is), metrics.json (each stage's scores),
-model/ (the result), TensorBoard's events and curves.png. Started again with `resume`, it continues exactly.
+model/ (the result) and TensorBoard's events. Started again with `resume`, it continues exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -23,10 +23,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from deepmrf.data.dataset import Dataset
+from deepmrf.data.progress import Progress
 from deepmrf.data.transforms import Augment
 from deepmrf.data.writing import write_text
-from deepmrf.evaluation.evaluate import Part, check_labelled, evaluate, evaluate_video
+from deepmrf.evaluation.evaluate import check_labelled, evaluate
 from deepmrf.evaluation.metrics import Scores
+from deepmrf.evaluation.videos import VideoModel, evaluate_video
 from deepmrf.models.parsing_network import Card, DeepParsingNetwork, save
 from deepmrf.predict.scales import predictor
 from deepmrf.training import checkpoint
@@ -120,13 +122,14 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
     if accelerator.is_main_process:
         average.card = Card({"val": run.scores, "seed": recipe.seed}, to_dict(recipe))
         save(average, folder / "model")
-        _curves(run)
+        if run.writer is not None:
+            run.writer.close()
     accelerator.wait_for_everyone()
     return run.scores
 
 
-def _progress(watch: Watch, what: str) -> Callable[[int, int], None]:
-    return lambda done, whole: watch.moved(what, done, whole, {})
+def _progress(watch: Watch, what: str) -> Progress:
+    return lambda done, total: watch.moved(what, done, total or 0, {})
 
 
 def _clips(recipe: Recipe, data: Dataset, images: Images, folder: Path) -> Source | None:
@@ -196,7 +199,7 @@ def _penalties(run: _Run) -> list[Tensor]:
     return both
 
 
-def _network(run: _Run) -> tuple[Callable[[Tensor], Tensor], Callable[[int, int], None]]:
+def _network(run: _Run) -> tuple[Callable[[Tensor], Tensor], Progress]:
     """The fixed network from images to log-probabilities, and whom to tell how far it is."""
     run.model.eval()
 
@@ -325,8 +328,9 @@ def _measure(run: _Run, name: str, alone: bool) -> tuple[Scores, dict[str, Any]]
         predict = predictor(run.average.log_unary if alone else run.average)
         scores = evaluate(predict, run.val, place, progress, share)
         return scores, scores.to_dict()
-    part = Part(name, run.average, "network" if alone else "rigid" if run.recipe.clips.flow == "none" else "linked")
-    found = evaluate_video([part], run.val, place, progress, share)[name]
+    mode: Literal["network", "rigid", "linked"]
+    mode = "network" if alone else "rigid" if run.recipe.clips.flow == "none" else "linked"
+    found = evaluate_video([VideoModel(name, run.average, mode)], run.val, place, progress, share)[name]
     return found.scores, found.to_dict()
 
 
@@ -370,12 +374,3 @@ def _writer(folder: Path) -> Any:
     except ImportError:
         return None
     return SummaryWriter(str(folder / "tensorboard"))
-
-
-def _curves(run: _Run) -> None:
-    """Loss and mIoU over the run as curves.png."""
-    from deepmrf import figures
-
-    figures.curves(run.history).save(run.folder / "curves.png")
-    if run.writer is not None:
-        run.writer.close()

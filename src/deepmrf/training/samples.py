@@ -7,7 +7,7 @@ was stopped, and several processes see together what one would see.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from contextlib import suppress
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from deepmrf.data.dataset import Dataset
+from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.transforms import Augment
 
 Pair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -27,7 +28,7 @@ MEMORY = 6 << 30
 class Images:
     """The labelled images of a data set, kept in memory where they fit."""
 
-    def __init__(self, data: Dataset, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(self, data: Dataset, progress: Progress = no_progress) -> None:
         """Reads (and so checks) every image before training starts if they fit into memory, else the first few."""
         self.data = data
         self.kept: list[Pair | None] = [None] * len(data)
@@ -39,8 +40,7 @@ class Images:
                 break
             if room >= 0:
                 self.kept[index] = pair
-            if progress is not None:
-                progress(index + 1, len(data))
+            progress(index + 1, len(data))
 
     def __len__(self) -> int:
         return len(self.data)

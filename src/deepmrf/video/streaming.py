@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from deepmrf.data.files import Bytes
-from deepmrf.evaluation.metrics import TemporalConsistency
+from deepmrf.evaluation.temporal import TemporalConsistency
 from deepmrf.flow import Flow, between
 from deepmrf.flow.estimation import Method
 from deepmrf.predict.result import Segmentation
