@@ -40,18 +40,24 @@ for back, frames, keep in ((False, False, True), (True, False, False), (False, T
         integers=["L", "T", "H", "W", "first", "shown", "strip", "strips", "groups", "rows", *REACHES], reals=SQUARES,
         warps=1,
     )
+for mirrored in (False, True):
+    build(
+        kernels.feature_pull,
+        {"MIRRORED": mirrored, "GATE": True, "F": 3, "G": 2, "NB": 2, "K": 16, "UNROLL": 4},
+        integers=["L", "T", "H", "W", "strip", "strips", "groups", "chunk", "chunks", *REACHES], warps=1,
+    )
 """
 GAUSSIAN = """
 from deepmrf.ops.gaussian import gpu_kernels as kernels
-tile = {"F": 3, "COLOURS": 4, "LABELS": 32, "GROUP": 32, "TY": 8, "TX": 8, "KEYS": 32, "PRECISION": "tf32"}
+tile = {"F": 3, "COLOURS": 4, "LABELS": 32, "GROUP": 32, "TY": 8, "TX": 8, "KEYS": 32}
 build(
-    kernels.pack, {"F": 3, "LABELS": 32, "COLOURS": 4, "BLOCK": 64, "GROUP": 32, "SCALED": False}, halves=["packed"],
+    kernels.pack, {"F": 3, "LABELS": 32, "COLOURS": 4, "BLOCK": 64, "GROUP": 32}, halves=["packed"], wholes=["bits"],
     integers=["L", "pixels"], reals=["feature_scale"],
 )
 integers = ["L", "T", "H", "W", "first", "shown", "tiles_x", *REACHES]
 for back in (False, True):
     build(
-        kernels.window_sums, {**tile, "BACK": back, "GATE": True, "KEEP": not back, "SHIFT": 14}, halves=["keys"],
+        kernels.window_sums, {**tile, "BACK": back, "GATE": True, "KEEP": not back}, halves=["keys"],
         integers=integers, reals=SQUARES,
     )
 build(kernels.feature_pull, {**tile, "ADD": True}, halves=["queries", "keys"], integers=integers, reals=SQUARES)

@@ -1,4 +1,4 @@
-"""Triton kernels of gaussian_triton.py, which says how they work; import this module only when they run."""
+"""The Triton kernels of gaussian/gpu.py, which explains them; import this module only when they run."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -6,7 +6,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-FAR = tl.constexpr(-1e30)
+S_EXPONENT = tl.constexpr(14.0)
+"""s is multiplied as s * 2^S_EXPONENT in float16."""
+UNDO_S_EXPONENT = tl.constexpr(2.0**-14)
+OUTSIDE = tl.constexpr(-1e30)
 """The exponent of pairs outside the window: exp2 of it is 0, and 0 times it too (0 times infinity is not)."""
 PER_SQUARE = tl.constexpr(0.7213475204444817)
 """0.5 / log 2: exp(-d^2 / 2 a^2) is exp2 of minus this times (d / a)^2."""
@@ -18,19 +21,16 @@ ROOT = tl.constexpr(0.8493218002880191)
 def pack(
     x, features, bandwidths, bits, scale, packed, colours, L, pixels, feature_scale,
     F: tl.constexpr, LABELS: tl.constexpr, COLOURS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    SCALED: tl.constexpr,
 ):  # fmt: skip
     """x (B, L, pixels), scaled, into (B, pixels, LABELS): labels last, zeros after the L-th. Writes the scale, too.
 
-    bits: of x's largest magnitude as a float32, which the scale, a power of two, brings into 0.5 .. 1.
+    `bits` has x's largest magnitude as a float32, which the scale, a power of two, brings into 0.5 .. 1.
     With F > 0 also the features (B, F, pixels) into (B, pixels, COLOURS), in the unit in which exponents are squares.
     """
-    factor = 1.0
-    if SCALED:
-        exponent = tl.load(bits) >> 23
-        # Zeros, infinities and NaN keep the scale 1, so that they come out as they went in.
-        exponent = tl.where((exponent == 0) | (exponent == 255), 126, tl.minimum(tl.maximum(exponent, 26), 226))
-        factor = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
+    exponent = tl.load(bits) >> 23
+    # Zeros, infinities and NaN keep the scale 1, so that they come out as they went in.
+    exponent = tl.where((exponent == 0) | (exponent == 255), 126, tl.minimum(tl.maximum(exponent, 26), 226))
+    factor = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0) & (tl.program_id(2) == 0):
         tl.store(scale, factor)
     image = tl.program_id(2).to(tl.int64)
@@ -53,8 +53,8 @@ def pack(
 
 
 @triton.jit
-def _place(x_query, x_key, x_tile, x_first, reach_before, reach_after, W, scale, SHIFT: tl.constexpr):
-    """SHIFT minus the exponent of the columns' distance, FAR outside window and image: (queries, keys)."""
+def _place(x_query, x_key, x_tile, x_first, reach_before, reach_after, W, scale, EXPONENT: tl.constexpr):
+    """EXPONENT minus the exponent of the columns' distance; OUTSIDE of window or image. (queries, keys)"""
     # x_key - x_query as a product of matrices, exact for such small numbers: it lies in registers as the matrix units
     # leave their results, what is computed from it does too, and so s needs no way through shared memory to the next.
     term = tl.arange(0, 16)
@@ -66,7 +66,7 @@ def _place(x_query, x_key, x_tile, x_first, reach_before, reach_after, W, scale,
     right = tl.where(term[:, None] == 0, one, tl.where(term[:, None] == 1, from_first, zero))
     step = tl.dot(left, right) + (x_first - x_tile)
     near = (step >= -reach_before) & (step <= reach_after) & (x_key[None, :] < W)
-    return tl.where(near, SHIFT - scale * step * step, FAR)
+    return tl.where(near, EXPONENT - scale * step * step, OUTSIDE)
 
 
 @triton.jit
@@ -75,16 +75,16 @@ def _row_place(y_query, y_key, reach_before, reach_after, scale):
     step = y_key - y_query
     near = (step >= -reach_before) & (step <= reach_after)
     step = step.to(tl.float32)
-    return tl.where(near, -scale * step * step, FAR)
+    return tl.where(near, -scale * step * step, OUTSIDE)
 
 
 @triton.jit
 def _colours(colours, pixel, mask, F: tl.constexpr, COLOURS: tl.constexpr):
     """The F features at some pixels, one after the other: a tuple."""
-    found = ()
+    features = ()
     for c in tl.static_range(F):
-        found = found + (tl.load(colours + pixel * COLOURS + c, mask=mask, other=0),)
-    return found
+        features = features + (tl.load(colours + pixel * COLOURS + c, mask=mask, other=0),)
+    return features
 
 
 @triton.jit
@@ -99,66 +99,66 @@ def _four(x, KEYS: tl.constexpr):
 @triton.jit
 def _colours_at_once(colours, pixel, mask, F: tl.constexpr, COLOURS: tl.constexpr, KEYS: tl.constexpr):
     """The same by one wide load, for neighbouring pixels: COLOURS, 4 or 8, of them."""
-    found = ()
+    features = ()
     if F > 0:
         at = pixel[:, None] * COLOURS + tl.arange(0, COLOURS)[None, :]
         value = tl.load(colours + at, mask=mask[:, None], other=0)
         if COLOURS == 4:
-            found = _four(value, KEYS)
+            features = _four(value, KEYS)
         else:
             even, odd = tl.split(tl.reshape(value, (KEYS, 4, 2)))
             a, c, e, g = _four(even, KEYS)
             b, d, f, h = _four(odd, KEYS)
-            found = (a, b, c, d, e, f, g, h)
-    return found
+            features = (a, b, c, d, e, f, g, h)
+    return features
 
 
 @triton.jit
 def _rows(
-    total, by_colour, by_place, y_from, y_to, keys, colours, at_frame, frame_place, place, mine, x_query, y_query,
-    x_key, label, W, before_y, after_y, scale_y,
+    total, by_colour, by_place, y_from, y_to, keys, colours, at_frame, frame_place, place, query_features, x_query,
+    y_query, x_key, label, W, before_y, after_y, scale_y,
     CENTRE: tl.constexpr, MOMENTS: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr, COLOURS: tl.constexpr,
-    KEYS: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
     """Add the keys of some rows of a frame; CENTRE: a query can be among them."""
     there = x_key < W
     for y in range(y_from, y_to):
         pixel = at_frame + y * W + x_key
         value = tl.load(keys + pixel[:, None] * LABELS + label[None, :], mask=there[:, None], other=0)
-        theirs = _colours_at_once(colours, pixel, there, F, COLOURS, KEYS)
+        key_features = _colours_at_once(colours, pixel, there, F, COLOURS, KEYS)
         row = _row_place(y_query, y, before_y, after_y, scale_y) + frame_place
         nearness = place + row[:, None]
         if CENTRE:
             centre = (y_query[:, None] == y) & (x_query[:, None] == x_key[None, :])
-            nearness = tl.where(centre, FAR, nearness)
+            nearness = tl.where(centre, OUTSIDE, nearness)
         if MOMENTS:
             colour = tl.zeros(place.shape, tl.float32)
             for c in tl.static_range(F):
-                step = mine[c][:, None] - theirs[c][None, :]
+                step = query_features[c][:, None] - key_features[c][None, :]
                 colour += step * step
             s = tl.exp2(nearness - colour)
-            total = tl.dot(s.to(value.dtype), value, total, input_precision=PRECISION)
-            by_colour = tl.dot((s * colour).to(value.dtype), value, by_colour, input_precision=PRECISION)
-            by_place = tl.dot((s * (SHIFT - nearness)).to(value.dtype), value, by_place, input_precision=PRECISION)
+            total = tl.dot(s.to(value.dtype), value, total)
+            by_colour = tl.dot((s * colour).to(value.dtype), value, by_colour)
+            by_place = tl.dot((s * (S_EXPONENT - nearness)).to(value.dtype), value, by_place)
         else:
             for c in tl.static_range(F):
-                step = mine[c][:, None] - theirs[c][None, :]
+                step = query_features[c][:, None] - key_features[c][None, :]
                 nearness -= step * step
-            total = tl.dot(tl.exp2(nearness).to(value.dtype), value, total, input_precision=PRECISION)
+            total = tl.dot(tl.exp2(nearness).to(value.dtype), value, total)
     return total, by_colour, by_place
 
 
 @triton.jit
 def window_sums(
-    keys, colours, bandwidths, scale, q, grad, kept, weights, out, kept_out, partials, L, T, H, W, first, shown,
+    keys, colours, bandwidths, scale, q, grad, kept, weights, out, partials, L, T, H, W, first, shown,
     tiles_x, before_t, after_t, before_y, after_y, before_x, after_x, square_t, square_y, square_x,
     BACK: tl.constexpr, GATE: tl.constexpr, KEEP: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr,
     COLOURS: tl.constexpr, GROUP: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KEYS: tl.constexpr,
-    SHIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The sums around TY x TX pixels for GROUP labels. Forward: keys are q. BACK: the gradient, mirrored reaches.
+    """The window sums of TY x TX pixels for GROUP labels, for `shown` frames from the `first` on.
 
-    Results are for `shown` frames from the `first` on.
+    Forward: keys are q; KEEP writes the sum before the gate to `kept`.
+    BACK: keys are the gradient, the reaches are mirrored, `kept` is read, and `partials` gets the other gradients.
     """
     tile = tl.program_id(0)
     image = (tl.program_id(2) // shown).to(tl.int64)
@@ -173,7 +173,7 @@ def window_sums(
     scale_t, scale_y, scale_x = unit * square_t, unit * square_y, unit * square_x
     at_image = image * T * H * W
     pixel = at_image + t * H * W + y_query * W + x_query
-    mine = _colours(colours, pixel, inside, F, COLOURS)
+    query_features = _colours(colours, pixel, inside, F, COLOURS)
 
     total = tl.zeros((TY * TX, GROUP), tl.float32)
     by_colour = tl.zeros((TY * TX, GROUP), tl.float32)
@@ -182,7 +182,7 @@ def window_sums(
     y_end = tl.minimum(y_start + TY + after_y, H)
     for x in range(tl.maximum(x_start - before_x, 0), tl.minimum(x_start + TX + after_x, W), KEYS):
         x_key = x + tl.arange(0, KEYS)
-        place = _place(x_query, x_key, x_start, x, before_x, after_x, W, scale_x, SHIFT)
+        place = _place(x_query, x_key, x_start, x, before_x, after_x, W, scale_x, S_EXPONENT)
         for frame in range(tl.maximum(t - before_t, 0), tl.minimum(t + after_t, T - 1) + 1):
             at_frame = at_image + frame * H * W
             step = (frame - t).to(tl.float32)
@@ -191,26 +191,23 @@ def window_sums(
             y_own = tl.where(frame == t, y_start, y_end)
             y_rest = tl.where(frame == t, tl.minimum(y_start + TY, H), y_end)
             total, by_colour, by_place = _rows(
-                total, by_colour, by_place, y_first, y_own, keys, colours, at_frame, frame_place, place, mine, x_query,
-                y_query, x_key, label, W, before_y, after_y, scale_y, False, BACK, F, LABELS, COLOURS, KEYS, SHIFT,
-                PRECISION,
+                total, by_colour, by_place, y_first, y_own, keys, colours, at_frame, frame_place, place, query_features,
+                x_query, y_query, x_key, label, W, before_y, after_y, scale_y, False, BACK, F, LABELS, COLOURS, KEYS,
             )  # fmt: skip
             total, by_colour, by_place = _rows(
-                total, by_colour, by_place, y_own, y_rest, keys, colours, at_frame, frame_place, place, mine, x_query,
-                y_query, x_key, label, W, before_y, after_y, scale_y, True, BACK, F, LABELS, COLOURS, KEYS, SHIFT,
-                PRECISION,
+                total, by_colour, by_place, y_own, y_rest, keys, colours, at_frame, frame_place, place, query_features,
+                x_query, y_query, x_key, label, W, before_y, after_y, scale_y, True, BACK, F, LABELS, COLOURS, KEYS,
             )  # fmt: skip
             total, by_colour, by_place = _rows(
-                total, by_colour, by_place, y_rest, y_end, keys, colours, at_frame, frame_place, place, mine, x_query,
-                y_query, x_key, label, W, before_y, after_y, scale_y, False, BACK, F, LABELS, COLOURS, KEYS, SHIFT,
-                PRECISION,
+                total, by_colour, by_place, y_rest, y_end, keys, colours, at_frame, frame_place, place, query_features,
+                x_query, y_query, x_key, label, W, before_y, after_y, scale_y, False, BACK, F, LABELS, COLOURS, KEYS,
             )  # fmt: skip
 
     w = tl.load(weights).to(tl.float32)
     at = (image * L + label[None, :]) * T * H * W + (t * H * W + y_query * W + x_query)[:, None]
     at_out = (image * L + label[None, :]) * shown * H * W + ((t - first) * H * W + y_query * W + x_query)[:, None]
     mask = inside[:, None] & (label[None, :] < L)
-    undo = 1.0 / ((1 << SHIFT) * tl.load(scale))
+    undo = UNDO_S_EXPONENT / tl.load(scale)
     total *= undo
     if BACK:
         here = tl.load(q + at, mask=mask, other=0).to(tl.float32)
@@ -227,7 +224,7 @@ def window_sums(
     else:
         result = w * total
         if KEEP:
-            tl.store(kept_out + at_out, result, mask=mask)
+            tl.store(kept + at_out, result, mask=mask)
         if GATE:
             result *= tl.load(q + at, mask=mask, other=0).to(tl.float32)
         tl.store(out + at_out, result + tl.load(weights + 1).to(tl.float32), mask=mask)
@@ -238,7 +235,7 @@ def feature_pull(
     queries, keys, query_scale, key_scale, colours, bandwidths, pull, T, H, W, tiles_x,
     before_t, after_t, before_y, after_y, before_x, after_x, square_t, square_y, square_x,
     ADD: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr, COLOURS: tl.constexpr, GROUP: tl.constexpr,
-    TY: tl.constexpr, TX: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    TY: tl.constexpr, TX: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """sum over z of s(j, z) <query_j, key_z> (I_j - I_z) around TY x TX pixels, (B, F, T, H, W).
 
@@ -257,8 +254,8 @@ def feature_pull(
     scale_t, scale_y, scale_x = unit * square_t, unit * square_y, unit * square_x
     at_image = image * T * H * W
     pixel = at_image + t * H * W + y_query * W + x_query
-    mine = _colours(colours, pixel, inside, F, COLOURS)
-    mine_at = pixel[:, None] * LABELS + group[None, :]
+    query_features = _colours(colours, pixel, inside, F, COLOURS)
+    query_at = pixel[:, None] * LABELS + group[None, :]
     sums = ()
     for _ in tl.static_range(F):
         sums = sums + (tl.zeros((TY * TX,), tl.float32),)
@@ -273,22 +270,24 @@ def feature_pull(
             step_t = (frame - t).to(tl.float32)
             for y in range(y_first, y_end):
                 key = at_image + frame * H * W + y * W + x_key
-                theirs = _colours_at_once(colours, key, there, F, COLOURS, KEYS)
+                key_features = _colours_at_once(colours, key, there, F, COLOURS, KEYS)
                 row = _row_place(y_query, y, before_y, after_y, scale_y) - scale_t * step_t * step_t
                 nearness = place + row[:, None]
                 for c in tl.static_range(F):
-                    step = mine[c][:, None] - theirs[c][None, :]
+                    step = query_features[c][:, None] - key_features[c][None, :]
                     nearness -= step * step
                 pair = tl.zeros((TY * TX, KEYS), tl.float32)
                 at = key[None, :] * LABELS + group[:, None]
                 for first in tl.static_range(0, LABELS, GROUP):
-                    left = tl.load(queries + mine_at + first, mask=inside[:, None], other=0)
+                    left = tl.load(queries + query_at + first, mask=inside[:, None], other=0)
                     right = tl.load(keys + at + first, mask=there[None, :], other=0)
-                    pair = tl.dot(left, right, pair, input_precision=PRECISION)
+                    pair = tl.dot(left, right, pair)
                 pair *= tl.exp2(nearness)  # the query itself may stay: its step is 0
                 fresh = ()
                 for c in tl.static_range(F):
-                    fresh = fresh + (sums[c] + tl.sum(pair * (mine[c][:, None] - theirs[c][None, :]), 1),)
+                    fresh = fresh + (
+                        sums[c] + tl.sum(pair * (query_features[c][:, None] - key_features[c][None, :]), 1),
+                    )
                 sums = fresh
 
     undo_query, undo_key = 1.0 / tl.load(query_scale), 1.0 / tl.load(key_scale)

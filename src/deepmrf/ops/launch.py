@@ -1,0 +1,96 @@
+"""What the GPU kernels share: whether Triton can run them, the shape of an image and its window, the device's size.
+
+Kernels work on images of three axes (frames, rows, columns); a signal is an image of one frame and one row.
+This module does not import Triton: the modules gpu_kernels.py and launch_kernels.py do, on their first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepmrf.ops.window import Reach, reaches
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What the kernels take; they compute in float32 or, in matrix products, in scaled float16."""
+
+
+def interpreted() -> bool:
+    """Does Triton run its kernels in Python, on tensors of any device? For tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def runs_on(x: Tensor) -> bool:
+    """Can a Triton kernel run on this tensor?"""
+    return x.dtype in DTYPES and (x.is_cuda or interpreted()) and _installed()
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """The number of multiprocessors of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device: make it the tensor's."""
+    elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
+    return torch.cuda.device(x.device) if elsewhere else contextlib.nullcontext()
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is at least the size."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def parts(size: int, part: int) -> int:
+    """How many parts of this size cover the whole, the last one perhaps not full."""
+    return -(-size // part)
+
+
+class ImageWindow(NamedTuple):
+    """An image as frames, rows and columns, and how far the window reaches along each of them."""
+
+    sizes: tuple[int, int, int]
+    reaches: tuple[Reach, Reach, Reach]
+
+    @property
+    def flat_reaches(self) -> tuple[int, ...]:
+        """(before, after) along each axis, in one tuple."""
+        return tuple(pixels for reach in self.reaches for pixels in reach)
+
+
+def image_window(size: Sequence[int], window: Sequence[int], mirrored: bool = False) -> ImageWindow:
+    """Sizes and reaches along three axes; a window reaches no farther than the image."""
+    clipped = [(min(b, n - 1), min(a, n - 1)) for (b, a), n in zip(reaches(window, mirrored), size, strict=True)]
+    missing = 3 - len(clipped)
+    t, y, x = [(0, 0)] * missing + clipped
+    frames, height, width = [1] * missing + list(size)
+    return ImageWindow((frames, height, width), (t, y, x))
+
+
+def squared_spacing(spacing: Sequence[float]) -> tuple[float, ...]:
+    """The squared distance between neighbours along three axes."""
+    return (0.0,) * (3 - len(spacing)) + tuple(s * s for s in spacing)
+
+
+def largest_bits(x: Tensor) -> Tensor:
+    """The bits of the largest magnitude of x as a float32, (1,) int32: kernels read a scale from its exponent."""
+    from deepmrf.ops import launch_kernels as kernels
+
+    size = x.numel()
+    bits = torch.zeros(1, device=x.device, dtype=torch.int32)
+    block, each = (4096, 16384) if size >= 1 << 22 else (1024, 1024)
+    kernels.largest[(parts(size, each),)](x, bits, size, EACH=each, BLOCK=block, num_warps=8)
+    return bits
