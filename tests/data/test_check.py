@@ -50,7 +50,7 @@ def test_a_broken_tree_is_reported_in_full(tmp_path, pair, save):
     # Two masks of (0, 1, 1, void) and one of 20 zeros can be counted.
     assert report.frequencies["sky"] == pytest.approx((12 + 20) / 56)
     assert report.void == pytest.approx(12 / 68)
-    shown = text(report, most=3)
+    shown = text(report, max_problems=3)
     assert "never occurs" in shown
     assert "and 3 more" in shown
 

@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from deepmrf.data import get
-from deepmrf.data.download import SOURCES, Archive, Source, fetch
+from deepmrf.data.download import fetch
+from deepmrf.data.publications import PUBLICATIONS, Archive, Publication
 from deepmrf.data.unpack import unpack
 
 
@@ -139,9 +140,9 @@ def test_complete_or_overlong_part(server, tmp_path):
         assert (tmp_path / "a.bin").read_bytes() == CONTENT
 
 
-def test_corrupt_file_is_thrown_away(server, tmp_path):
+def test_corrupt_file_is_deleted(server, tmp_path):
     server.files["a.bin"] = CONTENT[:-1] + b"x"
-    with pytest.raises(ValueError, match=rf"has the md5 \w+ instead of {MD5}, so it was thrown away"):
+    with pytest.raises(ValueError, match=rf"has the md5 \w+ instead of {MD5}, so it was deleted"):
         fetch(f"{server.url}/a.bin", tmp_path / "a.bin", len(CONTENT), MD5, **QUIET)
     server.files["a.bin"] = CONTENT[:-1]
     with pytest.raises(ValueError, match="25,599 bytes instead of 25,600"):
@@ -155,12 +156,12 @@ def test_unknown_checksums_are_admitted(server, tmp_path):
     said = []
     fetch(f"{server.url}/a.bin", tmp_path / "a.bin", **QUIET | {"say": said.append})
     assert said == [
-        f"No checksum is known for a.bin; what arrived has the sha256 {hashlib.sha256(CONTENT).hexdigest()}."
+        f"No checksum is known for a.bin; the downloaded file has the sha256 {hashlib.sha256(CONTENT).hexdigest()}."
     ]
 
 
 def test_bad_addresses(server, tmp_path):
-    with pytest.raises(OSError, match="answered 404"):
+    with pytest.raises(OSError, match=r"HTTP Error 404: .*moved it"):
         fetch(f"{server.url}/gone.bin", tmp_path / "a.bin", **QUIET)
     assert len(server.requests) == 1  # a file that is not there will not appear
     with pytest.raises(ValueError, match="begins with http"):
@@ -170,7 +171,7 @@ def test_bad_addresses(server, tmp_path):
 def test_get_unpacks_a_part_and_remembers(server, tmp_path):
     archive = zipped(repo__CamVid__train__a_1__png="image", repo__README="no", repo__CamVid2__b="no")
     server.files["x.zip"] = archive
-    source = {"camvid": Source((Archive("http://example.org/1/x.zip", len(archive), inside="repo/CamVid"),))}
+    source = {"camvid": Publication((Archive("http://example.org/1/x.zip", len(archive), inside="repo/CamVid"),))}
     assert get("camvid", tmp_path / "to", mirror=server.url + "/", sources=source, **QUIET) == tmp_path / "to"
     files = [path.relative_to(tmp_path / "to").as_posix() for path in (tmp_path / "to").rglob("*") if path.is_file()]
     assert sorted(files) == [".x.zip.done", "train/a_1/png"]
@@ -182,7 +183,7 @@ def test_get_unpacks_a_part_and_remembers(server, tmp_path):
 
 def test_archives_that_cannot_be_unpacked_do_not_stay(server, tmp_path):
     server.files["x.zip"] = b"<html>moved</html>"
-    source = {"x": Source((Archive(f"{server.url}/x.zip"),))}
+    source = {"x": Publication((Archive(f"{server.url}/x.zip"),))}
     with pytest.raises(ValueError, match="is not an archive"):
         get("x", tmp_path, sources=source, **QUIET)
     assert not list(tmp_path.iterdir())
@@ -193,17 +194,17 @@ def test_archives_that_cannot_be_unpacked_do_not_stay(server, tmp_path):
 
 def test_archives_put_there_by_hand_are_compared(tmp_path):
     (tmp_path / "x.zip").write_bytes(zipped(a="1"))
-    get("x", tmp_path, sources={"x": Source((Archive("http://example.invalid/x.zip"),))}, **QUIET)
+    get("x", tmp_path, sources={"x": Publication((Archive("http://example.invalid/x.zip"),))}, **QUIET)
     assert (tmp_path / "a").exists()
     (tmp_path / "y.zip").write_bytes(b"half")
     with pytest.raises(ValueError, match=r"y\.zip was already there but has 4 bytes instead of 9; remove it"):
-        get("y", tmp_path, sources={"y": Source((Archive("http://example.invalid/y.zip", size=9),))}, **QUIET)
+        get("y", tmp_path, sources={"y": Publication((Archive("http://example.invalid/y.zip", size=9),))}, **QUIET)
 
 
 def test_get_shows_a_bar(server, tmp_path):
     pytest.importorskip("rich")
     server.files["x.zip"] = zipped(a="1")
-    source = {"x": Source((Archive(f"{server.url}/x.zip"),))}
+    source = {"x": Publication((Archive(f"{server.url}/x.zip"),))}
     get("x", tmp_path, sources=source, **QUIET | {"progress": True})
     assert (tmp_path / "a").read_text() == "1"
 
@@ -220,10 +221,10 @@ def test_sets_that_cannot_be_fetched(tmp_path, monkeypatch):
         get("voc", tmp_path, **QUIET)
 
 
-def test_table_of_sources():
-    for source in SOURCES.values():
-        assert bool(source.archives) != bool(source.by_hand)
-        for archive in source.archives:
+def test_table_of_publications():
+    for publication in PUBLICATIONS.values():
+        assert bool(publication.archives) != bool(publication.by_hand)
+        for archive in publication.archives:
             assert archive.name.endswith((".zip", ".tar", ".tgz"))
             assert len(archive.md5) in (0, 32)
 
@@ -249,8 +250,15 @@ def test_links_are_refused(tmp_path):
         info = tarfile.TarInfo("link")
         info.type, info.linkname = tarfile.SYMTYPE, "/etc"
         tar.addfile(info)
-    with pytest.raises(ValueError, match="'link', which is a link"):
+    with pytest.raises(ValueError, match="'link', a link or a device; do not trust"):
         unpack(tmp_path / "x.tgz", tmp_path / "to")
+
+
+def test_old_pythons_are_refused(tmp_path, monkeypatch):
+    """Before 3.10.12 and 3.11.4, tarfile has no filter against members that lead outside."""
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(ImportError, match=r"needs Python 3\.10\.12, 3\.11\.4 or .*update Python\.$"):
+        unpack(tmp_path / "x.tar", tmp_path / "to")
 
 
 def test_tar_and_broken_archives(tmp_path):

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from deepmrf.data import Augment, Dataset, Item, LabelSet, class_frequencies
+from deepmrf.data import Augment
 from deepmrf.data.transforms import PADDING
 
 STILL = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
@@ -143,16 +143,3 @@ def test_bad_clips():
         Augment()(rng(), images, masks[:, 1:])
     with pytest.raises(ValueError, match="of float32 and uint8"):
         Augment()(rng(), images.astype(np.float32), masks)
-
-
-def test_class_frequencies(tmp_path, pair):
-    labels = LabelSet.from_dict({"names": ["a", "b", "c"]})
-    first = pair(tmp_path / "a.png", tmp_path / "m.png", (0, 0, 0, 1, 255, 255))
-    items = [Item("a", tmp_path / "a.png", first), Item("b", tmp_path / "a.png", None)]
-    seen = []
-    np.testing.assert_allclose(
-        class_frequencies(Dataset(items, labels), lambda done, total: seen.append(done)), [0.75, 0.25, 0]
-    )
-    assert seen == [1, 2]
-    with pytest.raises(ValueError, match="None of the 1 images has a labelled pixel"):
-        class_frequencies(Dataset(items[1:], labels))

@@ -1,4 +1,4 @@
-"""Check: look at every file of a dataset and report all that is wrong with it."""
+"""check: read every file of a dataset and report everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections import Counter
 from collections.abc import Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.markup import escape
+from rich.table import Table
 
-from deepmrf.data.dataset import Dataset
-from deepmrf.data.files import VOID, DataError
+from deepmrf.data.dataset import Dataset, Item
+from deepmrf.data.files import VOID, Bytes, DataError
 from deepmrf.data.labels import LabelSet
-from deepmrf.data.transforms import Progress, label_counts
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from deepmrf.data.opening import open_data
+from deepmrf.data.progress import Progress, no_progress
 
 
 @dataclass
-class Report:
+class DataReport:
     """What a dataset holds and what is wrong with it."""
 
     name: str
@@ -39,7 +38,7 @@ class Report:
     unpaired: list[Path] = field(default_factory=list)
     """Masks without an image."""
     unreadable: list[tuple[Path, str]] = field(default_factory=list)
-    """Files and what is wrong with each, a sentence."""
+    """Files, each with a sentence about what is wrong."""
     wrong_sizes: list[tuple[Path, str]] = field(default_factory=list)
     wrong_ids: list[tuple[Path, str]] = field(default_factory=list)
     unopened: str = ""
@@ -60,11 +59,8 @@ class Report:
         """Whether nothing is wrong."""
         return not self.problems
 
-    def table(self, most: int = 10) -> Table:
-        """The report as a table of rich, with at most `most` of the problems spelt out."""
-        from rich.markup import escape
-        from rich.table import Table
-
+    def table(self, max_problems: int = 10) -> Table:
+        """Return the report as a table with the sentences of the first `max_problems` problems."""
         table = Table("", "", title=escape(self.name), show_header=False, title_justify="left")
         if not self.unopened:
             table.add_row("images", f"{self.images}, {self.labelled} with a mask, {self.sequences} sequences")
@@ -83,64 +79,43 @@ class Report:
             "masks of wrong size": self.wrong_sizes,
             "masks with wrong ids": self.wrong_ids,
         }
-        for kind, found in kinds.items():
-            if found:
-                table.add_row(kind, str(len(found)), style="bold red")
+        for kind, files in kinds.items():
+            if files:
+                table.add_row(kind, str(len(files)), style="bold red")
         problems = self.problems
-        for problem in problems[:most]:
+        for problem in problems[:max_problems]:
             table.add_row("problem", escape(problem))
-        if len(problems) > most:
-            table.add_row("", f"and {len(problems) - most} more")
+        if len(problems) > max_problems:
+            table.add_row("", f"and {len(problems) - max_problems} more")
         if not problems:
             table.add_row("problems", "none", style="green")
         return table
 
 
-def check(dataset: Dataset | str, split: str = "train", progress: Progress | None = None) -> Report:
+def check(dataset: Dataset | str, split: str = "train", progress: Progress | None = None) -> DataReport:
     """Read every image and mask of a dataset, or of a spec of `open_data`, and report; never stop at a problem."""
+    name = type(dataset).__name__
     if isinstance(dataset, str):
-        from deepmrf.data import open_data
-
         name = f"{dataset} {split}"
         try:
             dataset = open_data(dataset, split)
-        except (OSError, ValueError) as why:
-            return Report(name, unopened=str(why))
-    else:
-        name = type(dataset).__name__
-    missing = dataset.missing()
-    report = Report(
+        except (OSError, ValueError) as error:
+            return DataReport(name, unopened=str(error))
+    report = DataReport(
         name,
         dataset.labels,
         images=len(dataset),
         labelled=sum(item.mask is not None for item in dataset),
         sequences=len({item.sequence for item in dataset if item.sequence}),
-        missing=missing,
+        missing=dataset.missing(),
         unpaired=list(dataset.unpaired),
     )
-    counts, absent = np.zeros(256, dtype=np.int64), set(missing)
+    counts, missing = np.zeros(256, dtype=np.int64), set(report.missing)
     for done, item in enumerate(dataset, start=1):
-        image = mask = None
-        # Image and mask are read apart, so that a bad image does not hide a bad mask.
-        try:
-            if item.image not in absent:
-                image = dataset.read_image(item)
-                report.sizes[image.shape[0], image.shape[1]] += 1
-        except (DataError, OSError) as why:
-            _file(report, why, item.image)
-        try:
-            if item.mask not in absent:
-                mask = dataset.read_mask(item)
-        except (DataError, OSError) as why:
-            _file(report, why, item.mask or item.image)
+        mask = _check_item(dataset, item, missing, report)
         if mask is not None:
-            counts += label_counts(mask)
-            if image is not None and mask.shape != image.shape[:2]:
-                sizes = f"{mask.shape[1]} x {mask.shape[0]} pixels, the image {image.shape[1]} x {image.shape[0]}"
-                path = item.mask or item.image
-                report.wrong_sizes.append((path, f"The mask {path} is {sizes}."))
-        if progress is not None:
-            progress(done, len(dataset))
+            counts += np.bincount(mask.ravel(), minlength=256)
+        (progress or no_progress)(done, len(dataset))
     labelled = counts[: len(dataset.labels)]
     for label, count in zip(dataset.labels.names, labelled, strict=True):
         report.frequencies[label] = float(count / max(labelled.sum(), 1))
@@ -148,7 +123,29 @@ def check(dataset: Dataset | str, split: str = "train", progress: Progress | Non
     return report
 
 
-def _file(report: Report, why: DataError | OSError, path: Path) -> None:
-    kind = why.kind if isinstance(why, DataError) else "unreadable"
-    where = {"unreadable": report.unreadable, "size": report.wrong_sizes, "id": report.wrong_ids}[kind]
-    where.append((path, str(why)))
+def _check_item(dataset: Dataset, item: Item, missing: set[Path], report: DataReport) -> Bytes | None:
+    """Read an image and its mask, add what is wrong with them to the report, and return the mask."""
+    image = mask = None
+    # Read image and mask apart, so that a bad image does not hide a bad mask.
+    try:
+        if item.image not in missing:
+            image = dataset.read_image(item)
+            report.sizes[image.shape[0], image.shape[1]] += 1
+    except (DataError, OSError) as error:
+        _add_problem(report, error, item.image)
+    path = item.mask or item.image
+    try:
+        if item.mask not in missing:
+            mask = dataset.read_mask(item)
+    except (DataError, OSError) as error:
+        _add_problem(report, error, path)
+    if mask is not None and image is not None and mask.shape != image.shape[:2]:
+        sizes = f"{mask.shape[1]} x {mask.shape[0]} pixels, the image {image.shape[1]} x {image.shape[0]}"
+        report.wrong_sizes.append((path, f"The mask {path} is {sizes}."))
+    return mask
+
+
+def _add_problem(report: DataReport, error: DataError | OSError, path: Path) -> None:
+    kind = error.kind if isinstance(error, DataError) else "unreadable"
+    problems = {"unreadable": report.unreadable, "size": report.wrong_sizes, "id": report.wrong_ids}[kind]
+    problems.append((path, str(error)))

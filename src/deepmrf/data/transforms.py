@@ -1,24 +1,19 @@
-"""Augmentation of whole clips, and how often each label occurs.
+"""Augment: random views of clips for training.
 
 Clips are (T, H, W, 3) of uint8 with masks (T, H, W); a single image is a clip of one frame. All frames of a clip
-and their masks get the same geometry and the same change of colour, so that motion stays what it was.
+and their masks get the same geometry and the same change of colour, so that the motion stays the same.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepmrf.data.dataset import Dataset
 from deepmrf.data.files import VOID, Bytes
-
-Progress = Callable[[int, int], None]
-"""Told how many of how many are done."""
 
 PADDING = (124, 116, 104)
 """What lies outside the image, in RGB: ImageNet's mean, so that normalised input is near zero there."""
@@ -51,15 +46,15 @@ class Augment:
             raise ValueError(f"crop is {self.crop}; give a height and a width of 1 or more, or None.")
         if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1]:
             raise ValueError(f"scale is {self.scale}; give the smallest and the largest enlargement, both above 0.")
-        for name, most in (("flip", 1.0), ("brightness", 1.0), ("contrast", 1.0), ("saturation", 1.0), ("hue", 0.5)):
-            if not 0 <= getattr(self, name) <= most:
-                raise ValueError(f"{name} is {getattr(self, name)}; give a value of 0 to {most:g}.")
+        for name, largest in (("flip", 1.0), ("brightness", 1.0), ("contrast", 1.0), ("saturation", 1.0), ("hue", 0.5)):
+            if not 0 <= getattr(self, name) <= largest:
+                raise ValueError(f"{name} is {getattr(self, name)}; give a value of 0 to {largest:g}.")
 
     def __call__(self, rng: np.random.Generator, images: Bytes, masks: Bytes) -> tuple[Bytes, Bytes]:
-        """A view of `images` (T, H, W, 3) and `masks` (T, H, W); what lies outside the image is void."""
+        """Return a view of `images` (T, H, W, 3) and `masks` (T, H, W); pixels outside the image are void."""
         if images.ndim != 4 or images.shape[3] != 3 or masks.shape != images.shape[:3]:
-            given = f"images {images.shape} and masks {masks.shape}"
-            raise ValueError(f"A clip has {given}; give (T, H, W, 3) and (T, H, W), with T = 1 for one image.")
+            shapes = f"images {images.shape} and masks {masks.shape}"
+            raise ValueError(f"A clip has {shapes}; give (T, H, W, 3) and (T, H, W), with T = 1 for one image.")
         if images.dtype != np.uint8 or masks.dtype != np.uint8:
             raise ValueError(f"A clip is of {images.dtype} and {masks.dtype}; give uint8 images and masks.")
         size = self.crop or (images.shape[1], images.shape[2])
@@ -70,18 +65,18 @@ class Augment:
         return images, masks
 
     def _window(
-        self, rng: np.random.Generator, given: tuple[int, ...], size: tuple[int, int]
+        self, rng: np.random.Generator, input_size: tuple[int, ...], size: tuple[int, int]
     ) -> tuple[float, int, int]:
-        """The enlargement, and where the result's top left corner lies in the enlarged image."""
+        """Draw the enlargement, and the result's top left corner in the enlarged image."""
         scale = float(np.exp(rng.uniform(*np.log(self.scale))))
-        room = [max(1, round(n * scale)) - m for n, m in zip(given, size, strict=True)]
-        # Where the image is the smaller one, room is negative: the image then lies anywhere in the padding.
+        room = [max(1, round(n * scale)) - m for n, m in zip(input_size, size, strict=True)]
+        # A negative room means that the image is smaller: then it lies anywhere in the padding.
         top, left = (int(rng.integers(min(r, 0), max(r, 0) + 1)) for r in room)
         return scale, top, left
 
     def _colours(self, rng: np.random.Generator, images: Bytes) -> NDArray[np.float64] | None:
-        """Brightness, contrast, saturation and hue as one matrix (3, 4) for (r, g, b, 1): all are linear."""
-        draws = rng.uniform(-1, 1, 4)  # always drawn, so that one setting does not change what another one does
+        """Draw brightness, contrast, saturation and hue as a matrix (3, 4) for (r, g, b, 1): all are linear."""
+        draws = rng.uniform(-1, 1, 4)  # always drawn, so that a setting does not change the effect of others
         if not any((self.brightness, self.contrast, self.saturation, self.hue)):
             return None
         brightness, contrast, saturation = 1 + draws[:3] * (self.brightness, self.contrast, self.saturation)
@@ -89,7 +84,7 @@ class Augment:
         turn = np.array([(1, 0, 0), (0, np.cos(angle), -np.sin(angle)), (0, np.sin(angle), np.cos(angle))])
         colour = np.linalg.inv(_TO_YIQ) @ turn @ _TO_YIQ
         colour = (saturation * np.eye(3) + (1 - saturation) * np.outer(np.ones(3), _GREY)) @ colour
-        mean = float(images[:, ::4, ::4].reshape(-1, 3).mean(0) @ _GREY)  # every 16th pixel will do
+        mean = float(images[:, ::4, ::4].reshape(-1, 3).mean(0) @ _GREY)  # every 16th pixel is enough
         offset = brightness * (1 - contrast) * mean
         return np.column_stack([brightness * contrast * colour, [offset] * 3])
 
@@ -103,29 +98,29 @@ def _view(
     left: int,
     colours: NDArray[np.float64] | None,
 ) -> tuple[Bytes, Bytes]:
-    """The window at (top, left) of the enlarged clip, recoloured. Only the part that the window shows is enlarged."""
-    frames, *given = masks.shape
+    """Return the window at (top, left) of the enlarged clip, recoloured. Only the visible part is enlarged."""
+    frames, *input_size = masks.shape
     spans = []
-    for n, m, start in zip(given, size, (top, left), strict=True):
+    for n, m, start in zip(input_size, size, (top, left), strict=True):
         enlarged = max(1, round(n * scale))
         first, last = max(start, 0), min(start + m, enlarged)
         spans.append((first, last, first - start, n / enlarged))
     (y0, y1, y_to, y_step), (x0, x1, x_to, x_step) = spans
-    seen = np.full((frames, *size, 3), PADDING, dtype=np.uint8)
-    seen_masks = np.full((frames, *size), VOID, dtype=np.uint8)
-    place = (slice(None), slice(y_to, y_to + y1 - y0), slice(x_to, x_to + x1 - x0))
+    view = np.full((frames, *size, 3), PADDING, dtype=np.uint8)
+    view_masks = np.full((frames, *size), VOID, dtype=np.uint8)
+    inside = (slice(None), slice(y_to, y_to + y1 - y0), slice(x_to, x_to + x1 - x0))
     rows = ((np.arange(y0, y1) + 0.5) * y_step).astype(np.intp)  # the pixel under the centre of each new pixel
     columns = ((np.arange(x0, x1) + 0.5) * x_step).astype(np.intp)
-    seen_masks[place] = masks[:, rows[:, None], columns]
+    view_masks[inside] = masks[:, rows[:, None], columns]
     box = (x0 * x_step, y0 * y_step, x1 * x_step, y1 * y_step)
     for frame in range(frames):
         part = _resize(images[frame], box, (y1 - y0, x1 - x0))
-        seen[frame][place[1:]] = part if colours is None else _recolour(part, colours)
-    return seen, seen_masks
+        view[frame][inside[1:]] = part if colours is None else _recolour(part, colours)
+    return view, view_masks
 
 
 def _cv2() -> Any:
-    """OpenCV where it is installed, since it is faster than Pillow, else None."""
+    """OpenCV, which is faster than Pillow, if it is installed."""
     try:
         return importlib.import_module("cv2")
     except ImportError:
@@ -133,7 +128,7 @@ def _cv2() -> Any:
 
 
 def _resize(image: Bytes, box: tuple[float, float, float, float], size: tuple[int, int]) -> Bytes:
-    """The part of the image inside box (left, top, right, bottom) at another size, without aliasing."""
+    """Resize the part of the image inside box (left, top, right, bottom), without aliasing."""
     cv2 = _cv2()
     if cv2 is None:
         return _resize_pillow(image, box, size)
@@ -142,7 +137,7 @@ def _resize(image: Bytes, box: tuple[float, float, float, float], size: tuple[in
     if x_step == y_step == 1:
         return image[int(top) : int(bottom), int(left) : int(right)]
     if max(x_step, y_step) > 1:
-        # warpAffine skips pixels when it shrinks: average first, over the spread of one new pixel less its own one.
+        # warpAffine skips pixels when it shrinks: blur first, by the width of a new pixel less that of an old one.
         sigma = (0.5 * np.sqrt(max(x_step**2 - 1, 1e-6)), 0.5 * np.sqrt(max(y_step**2 - 1, 1e-6)))
         y0, x0 = max(int(top) - 4, 0), max(int(left) - 4, 0)
         image = cv2.GaussianBlur(image[y0 : int(bottom) + 5, x0 : int(right) + 5], (0, 0), *sigma)
@@ -158,13 +153,13 @@ def _resize_pillow(image: Bytes, box: tuple[float, float, float, float], size: t
     from PIL import Image
 
     limits = (image.shape[1], image.shape[0]) * 2
-    inside = tuple(min(max(edge, 0.0), float(limit)) for edge, limit in zip(box, limits, strict=True))
-    picture = Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR, box=inside)  # type: ignore[arg-type]
+    cropped = tuple(min(max(edge, 0.0), float(limit)) for edge, limit in zip(box, limits, strict=True))
+    picture = Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR, box=cropped)  # type: ignore[arg-type]
     return np.asarray(picture)
 
 
 def _recolour(image: Bytes, colours: NDArray[np.float64]) -> Bytes:
-    """colours @ (r, g, b, 1) for every pixel, rounded and kept within 0 .. 255."""
+    """Return colours @ (r, g, b, 1) for every pixel, rounded and clipped to 0 .. 255."""
     cv2 = _cv2()
     if cv2 is not None:
         changed: Bytes = cv2.transform(image, colours)
@@ -172,24 +167,3 @@ def _recolour(image: Bytes, colours: NDArray[np.float64]) -> Bytes:
     from PIL import Image
 
     return np.asarray(Image.fromarray(image).convert("RGB", tuple(colours.ravel().tolist())))
-
-
-def label_counts(mask: Bytes) -> NDArray[np.int64]:
-    """How many pixels have each id (256,)."""
-    return np.bincount(mask.ravel(), minlength=256)
-
-
-def class_frequencies(dataset: Dataset, progress: Progress | None = None) -> NDArray[np.float64]:
-    """The share of each label (L,) among the labelled pixels of a dataset."""
-    counts = np.zeros(256, dtype=np.int64)
-    for done, item in enumerate(dataset, start=1):
-        mask = dataset.read_mask(item)
-        if mask is not None:
-            counts += label_counts(mask)
-        if progress is not None:
-            progress(done, len(dataset))
-    counts = counts[: len(dataset.labels)]
-    if not counts.sum():
-        raise ValueError(f"None of the {len(dataset)} images has a labelled pixel; give a dataset with masks.")
-    shares: NDArray[np.float64] = counts / counts.sum()
-    return shares

