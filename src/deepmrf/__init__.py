@@ -16,6 +16,7 @@ models        DeepParsingNetwork (network + MRF), model folders, models by name
 unary         networks b1 to b11: vgg16, strong, fast, volume, and wrap for yours
 layers        the paper's terms with their parameters: TriplePenalty (b12), LabelContexts (b13, b14), MeanField (b15)
 flow          optical flow, and warping along it
+densecrf      pydensecrf's names on the same maths: DenseCRF2D, unary_from_softmax, ...
 ops           the maths as pure functions on tensors, with slow references and fast kernels
 figures       overlays and panels
 data          data sets, labels, augmentation, reading and writing of files
