@@ -20,7 +20,7 @@ import deepmrf
 from deepmrf import MeanField, ops, unary
 from deepmrf.cli import app
 from deepmrf.data.labels import LabelSet, distinct_colours
-from deepmrf.export import check, check_ending, export, program
+from deepmrf.export import check, check_path, export, program
 from deepmrf.export import onnx as onnx_file
 from deepmrf.models.parsing_network import DeepParsingNetwork, save
 from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_zoom, enlarge, unzoomed, zoomed
@@ -106,7 +106,7 @@ def small_model(settings, zoom=1):
 
 def photograph(size, name="chelsea"):
     """The middle of the photograph, side by side with itself, (1, 3, H, W)."""
-    [part] = check.cut(np.tile(getattr(data, name)(), (1, 3, 1)), [size])
+    [part] = check.centre_crops(np.tile(getattr(data, name)(), (1, 3, 1)), [size])
     return torch.from_numpy(part.copy()).permute(2, 0, 1)[None]
 
 
@@ -141,7 +141,7 @@ def test_onnx_equals_the_model_at_other_sizes(settings, tmp_path):
 def test_a_zoomed_network_at_other_sizes(tmp_path):
     model = small_model(None, zoom=1.5)
     onnx_file.write_onnx(model, tmp_path / "model.onnx")
-    export(model, tmp_path / "model.pt2", check.cut(data.chelsea(), [(64, 96)]))
+    export(model, tmp_path / "model.pt2", check.centre_crops(data.chelsea(), [(64, 96)]))
     run, program_too = (check.runner(tmp_path / name) for name in ("model.onnx", "model.pt2"))
     for size in SIZES:
         image = photograph(size)
@@ -171,7 +171,7 @@ def test_the_gaussians_weights_keep_their_precision_for_narrow_colours(tmp_path)
 @pytest.mark.parametrize("name", ["gaussian-positions-stride", "distance-50"])
 def test_a_program_is_the_model_at_other_sizes(name, tmp_path):
     model = small_model(FIELDS[name])
-    found = export(model, tmp_path / "model.pt2", check.cut(data.chelsea(), [(64, 96), (71, 120)]))
+    found = export(model, tmp_path / "model.pt2", check.centre_crops(data.chelsea(), [(64, 96), (71, 120)]))
     assert [(one.height, one.width, one.difference) for one in found] == [(64, 96, 0.0), (71, 120, 0.0)]
     run = check.runner(tmp_path / "model.pt2")
     for image in [*map(photograph, ((96, 64), (33, 41), (34, 40))), batch()]:
@@ -188,7 +188,7 @@ def test_a_deeper_networks_program_at_other_sizes():
 
 def test_a_program_needs_no_more_than_the_operators(tmp_path):
     model = small_model(FIELDS["gaussian-even-gate"])
-    export(model, tmp_path / "model.pt2", check.cut(data.chelsea(), [(30, 41)]))
+    export(model, tmp_path / "model.pt2", check.centre_crops(data.chelsea(), [(30, 41)]))
     image = photograph((37, 26))
     np.save(tmp_path / "image.npy", image.numpy())
     code = (
@@ -209,7 +209,7 @@ def type_in(*words):
     return CliRunner().invoke(app, ["export", *map(str, words)], env={"COLUMNS": "200", "TERM": "dumb"})
 
 
-def test_a_model_of_full_size_through_the_command(tmp_path, monkeypatch, capsys):
+def test_a_model_of_full_size_through_the_command(tmp_path):
     """The bundled models' kind. Tracing it takes long, so all that is asked of its file is asked here."""
     settings = {"kernel": "gaussian", "gate": False, "window": 51, "contexts": 5, "context_size": 9}
     model = lively(DeepParsingNetwork.build("fast", some_labels(11), {}, settings), 0.1)
@@ -230,8 +230,6 @@ def test_a_model_of_full_size_through_the_command(tmp_path, monkeypatch, capsys)
         assert expected.std() > 0.3
     check_what_it_says_of_itself(file, model.labels)
     check_that_it_is_standard(file, sum(value.numel() * 4 for value in model.state_dict().values()))
-    monkeypatch.chdir(tmp_path)
-    check_the_lines_in_the_docs(file, capsys)
 
 
 def check_what_it_says_of_itself(file, labels):
@@ -255,14 +253,23 @@ def check_that_it_is_standard(file, weights):
     assert file.stat().st_size < weights + 2**20
 
 
-def check_the_lines_in_the_docs(file, capsys):
+def test_python_in_the_docs(tmp_path, monkeypatch, capsys):
+    """Every block of docs/export.md runs, in order, as in one session."""
+    monkeypatch.chdir(tmp_path)
+    save(lively(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None)), tmp_path / "runs/fast/model")
+    Image.fromarray(data.chelsea()).save("photo.jpg", quality=95)
     docs = Path(__file__).parents[2] / "docs" / "export.md"
-    [code] = [part for part in re.findall(r"```python\n(.*?)```", docs.read_text(), re.S) if "onnxruntime" in part]
-    Path("model.onnx").symlink_to(file)
+    blocks = re.findall(r"```python\n(.*?)```", docs.read_text(), re.S)
+    assert len(blocks) == 3
     scope = {}
-    exec(code, scope)
+    for block in blocks:
+        exec(block, scope)
     assert scope["labels"].shape == (300, 451)
-    assert re.search(r"label \d+", capsys.readouterr().out)
+    assert scope["log_probabilities"].shape == (1, LABELS, 300, 451)
+    assert json.loads(scope["metadata"]["labels.txt"]) == scope["names"] == [f"label {i}" for i in range(LABELS)]
+    printed = capsys.readouterr().out
+    assert re.search(r"^360 480 \S+\n273 351 \S+$", printed, re.M)
+    assert re.search(r"label \d+", printed)
 
 
 def broken(monkeypatch, by):
@@ -286,13 +293,13 @@ def broken(monkeypatch, by):
 def test_a_file_that_differs_is_an_error_and_leaves_nothing(by, tmp_path, monkeypatch):
     broken(monkeypatch, by)
     with pytest.raises(ArithmeticError, match=r"differs .* more than 0.0001: nothing was written"):
-        export(small_model(None), tmp_path / "model.pt2", check.cut(data.chelsea(), [(30, 41)]))
+        export(small_model(None), tmp_path / "model.pt2", check.centre_crops(data.chelsea(), [(30, 41)]))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_higher_tolerance_accepts_what_the_usual_one_does_not(tmp_path, monkeypatch):
     broken(monkeypatch, 3e-4)
-    images = check.cut(data.chelsea(), [(30, 41)])
+    images = check.centre_crops(data.chelsea(), [(30, 41)])
     [found] = export(small_model(None), tmp_path / "model.pt2", images, tolerance=5e-4)
     assert found.difference == pytest.approx(3e-4, rel=0.05)
     assert (tmp_path / "model.pt2").exists()
@@ -306,7 +313,7 @@ def test_a_failed_export_leaves_the_file_before_it(tmp_path, monkeypatch):
     (tmp_path / "model.pt2").write_text("precious")
     broken(monkeypatch, 1.0)
     with pytest.raises(ArithmeticError):
-        export(small_model(None), tmp_path / "model.pt2", check.cut(data.chelsea(), [(30, 41)]))
+        export(small_model(None), tmp_path / "model.pt2", check.centre_crops(data.chelsea(), [(30, 41)]))
     assert (tmp_path / "model.pt2").read_text() == "precious"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -376,13 +383,13 @@ def test_batch_norm_without_writing_in_place_is_the_same_bit_for_bit(monkeypatch
 
 def test_small_photographs_are_compared_at_two_sizes():
     image = np.zeros((100, 120, 3), np.uint8)
-    assert [one.shape[:2] for one in check.cut(image)] == [(100, 120), (75, 90)]
-    assert [one.shape[:2] for one in check.cut(data.astronaut())] == [(360, 480), (273, 351)]
+    assert [one.shape[:2] for one in check.centre_crops(image)] == [(100, 120), (75, 90)]
+    assert [one.shape[:2] for one in check.centre_crops(data.astronaut())] == [(360, 480), (273, 351)]
     with pytest.raises(ValueError, match="An image of 120 x 10 is too small to compare on"):
-        check.cut(image[:10])
+        check.centre_crops(image[:10])
 
 
 def test_a_folder_is_no_file(tmp_path):
     (tmp_path / "m.pt2").mkdir()
     with pytest.raises(ValueError, match=r"m\.pt2 is a folder: name a file"):
-        check_ending(tmp_path / "m.pt2")
+        check_path(tmp_path / "m.pt2")

@@ -42,11 +42,11 @@ def export_command(
     console = Console()
     with sentences(ArithmeticError):
         from deepmrf.data.files import read_image
-        from deepmrf.export import check_ending, cut, export
+        from deepmrf.export import centre_crops, check_path, export
         from deepmrf.models.names import open_model
 
-        check_ending(out)  # before anything is read or computed
-        images = None if image is None else cut(read_image(image))
+        check_path(out)  # before anything is read or computed
+        images = None if image is None else centre_crops(read_image(image))
         opened = open_model(model)
         with console.status(escape(f"Tracing {model}, writing and checking {out.name}: half a minute")):
             comparisons = export(opened, out, images, tolerance)

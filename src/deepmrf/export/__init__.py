@@ -1,10 +1,11 @@
-"""A whole model, network and mean field, as a file for other programs: ONNX, or PyTorch's own export format.
+"""Write a model, network and mean field, to one file for other programs: ONNX, or PyTorch's own export format.
 
     deepmrf.export.export(model, "model.onnx")      # or "model.pt2"
 
-onnx        .onnx files; functions: deepmrf's operators in ONNX's
-program     .pt2 files, and the traced program behind both
-check       the file beside the model, on images of other sizes than the traced one
+onnx        .onnx files
+functions   the operators of deepmrf.ops, built from ONNX's operators
+program     .pt2 files, and the traced program behind both kinds
+check       runs a file beside the model, on images of other sizes than the traced one
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deepmrf.data.files import Bytes
-from deepmrf.export.check import TOLERANCE, Comparison, compare, cut, pictures
+from deepmrf.export.check import TOLERANCE, Comparison, centre_crops, compare, synthetic_images
 from deepmrf.export.onnx import check_packages, write_onnx
 from deepmrf.export.program import write_program
 from deepmrf.models.parsing_network import DeepParsingNetwork
 
-ENDINGS: dict[str, Callable[[DeepParsingNetwork, Path], None]] = {".onnx": write_onnx, ".pt2": write_program}
-"""Which ending makes which file."""
+WRITERS: dict[str, Callable[[DeepParsingNetwork, Path], None]] = {".onnx": write_onnx, ".pt2": write_program}
+"""The function that writes files of each suffix."""
 
 
-def check_ending(path: Path) -> None:
-    """The ending of an exported file is a known one, its packages are installed, and its name is free."""
-    if path.suffix.lower() not in ENDINGS:
+def check_path(path: Path) -> None:
+    """Raise an error where `path` has an unknown suffix or is a folder, or where its format needs other packages."""
+    if path.suffix.lower() not in WRITERS:
         raise ValueError(f"{path} ends neither in .onnx (ONNX) nor in .pt2 (torch.export): name it by one of them.")
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file.")
@@ -40,27 +41,28 @@ def export(
     images: Sequence[Bytes] | None = None,
     tolerance: float = TOLERANCE,
 ) -> list[Comparison]:
-    """Write the model to `path`, .onnx or .pt2, and say how far the file is from the model on each image.
+    """Write the model to `path`, .onnx or .pt2, and compare the file with the model on each image.
 
-    images: RGB (H, W, 3) of uint8 to compare on, made-up ones unless given. A file that differs by more than
-    `tolerance` in any log-probability is an error, and is not left behind.
+    images: uint8 RGB (H, W, 3); synthetic ones by default. If any log-probability differs by more than `tolerance`,
+    an ArithmeticError is raised, and `path` is as before.
     """
     target = Path(path)
-    check_ending(target)
+    check_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
         draft = Path(folder) / f"model{target.suffix.lower()}"
-        ENDINGS[target.suffix.lower()](model, draft)
-        found = compare(model, draft, pictures() if images is None else images)
-        worst = max(found, key=lambda one: one.difference)
+        WRITERS[target.suffix.lower()](model, draft)
+        comparisons = compare(model, draft, synthetic_images() if images is None else images)
+        worst = max(comparisons, key=lambda comparison: comparison.difference)
         if not worst.difference <= tolerance:
             raise ArithmeticError(
                 f"The exported file differs from the model by {worst.difference:.3g} on an image of {worst.height} x "
-                f"{worst.width}, more than {tolerance:g}: nothing was written. About 1e-4 where labels are all but "
-                "impossible is float32's, and a higher tolerance accepts it; report a larger difference."
+                f"{worst.width}, more than {tolerance:g}: nothing was written. Differences of about 1e-4 where labels "
+                "are nearly impossible are rounding errors of float32: accept them by a higher tolerance; report "
+                "larger ones."
             )
         draft.replace(target)
-    return found
+    return comparisons
 
 
-__all__ = ["TOLERANCE", "Comparison", "check_ending", "compare", "cut", "export", "pictures"]
+__all__ = ["TOLERANCE", "Comparison", "centre_crops", "check_path", "compare", "export", "synthetic_images"]

@@ -1,4 +1,4 @@
-"""A model as an ONNX file: standard operators only, for images of any size."""
+"""Write a model as an ONNX file: standard operators only, for images of any size."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from deepmrf.export.program import INPUT, OUTPUT, describe, quiet, trace
 from deepmrf.models.parsing_network import DeepParsingNetwork
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-"""What writing and checking ONNX takes."""
-
-LARGE = 2**24
-"""Tensors up to this many values are computed while exporting where they can be: batch norm folds into filters."""
+"""What writing and checking ONNX files needs."""
+MAX_FOLDED_VALUES = 2**24
+"""Constant tensors up to this size are computed while exporting: this folds batch norm into filters."""
 
 
 def check_packages() -> None:
-    """Say what to install where a package is missing."""
+    """Raise an ImportError that says what to install, where a package is missing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise ImportError(f"Exporting to ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)}.")
@@ -30,22 +29,22 @@ def write_onnx(model: DeepParsingNetwork, path: Path) -> None:
     check_packages()
     functions = importlib.import_module("deepmrf.export.functions")
     program = trace(model)
-    names = {0: "batch", 2: "height", 3: "width"}
     with torch.no_grad(), quiet():
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             program,
             input_names=[INPUT],
             output_names=[OUTPUT],
-            dynamic_shapes={INPUT: names},
+            dynamic_shapes={INPUT: {0: "batch", 2: "height", 3: "width"}},
             opset_version=functions.OPSET,
             custom_translation_table=functions.TRANSLATIONS,
             dynamo=True,
             verbose=False,
         )
-        assert made is not None  # with dynamo=True it returns the program
+        assert exported is not None  # with dynamo=True it returns the program
         optimizer = importlib.import_module("onnxscript.optimizer")
-        optimizer.optimize_ir(made.model, input_size_limit=LARGE, output_size_limit=LARGE)
-        made.model.producer_name = "deepmrf"
-        made.model.producer_version = describe(model)["deepmrf"]
-        made.model.metadata_props.update(describe(model))
-        made.save(path, external_data=False)
+        optimizer.optimize_ir(exported.model, input_size_limit=MAX_FOLDED_VALUES, output_size_limit=MAX_FOLDED_VALUES)
+        metadata = describe(model)
+        exported.model.producer_name = "deepmrf"
+        exported.model.producer_version = metadata["deepmrf"]
+        exported.model.metadata_props.update(metadata)
+        exported.save(path, external_data=False)

@@ -1,7 +1,6 @@
-"""A model as a torch.export program: a graph of operators for images of any size, without the Python that made it.
+"""Write a model as a torch.export program: a graph of operators for images of any size, without Python code.
 
-The operators of deepmrf stay what they are, so that the program runs on their fast kernels; whoever loads it must
-`import deepmrf.ops` first.
+The program calls the operators of deepmrf, and so runs on their fast kernels: `import deepmrf.ops` before loading it.
 """
 
 from __future__ import annotations
@@ -19,19 +18,18 @@ from unittest import mock
 import torch
 from torch.export import Dim, ExportedProgram
 
+from deepmrf import __version__
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.ops import gaussian
 
-EXAMPLE = (2, 3, 65, 97)
-"""The batch that is traced: sizes that stay odd however often they are halved, so that no crop is left out as idle."""
+TRACED_SHAPE = (2, 3, 65, 97)
+"""The batch to trace. Its sides stay odd when halved again and again, so that the trace contains every crop."""
 INPUT, OUTPUT = "image", "log_probabilities"
-"""What goes in and what comes out."""
+"""The names of the program's input and output."""
 
 
 def describe(model: DeepParsingNetwork) -> dict[str, str]:
-    """What a file says of itself: version, labels, colours, input and output, as text; lists as JSON."""
-    from deepmrf import __version__
-
+    """The metadata of a file as text: version, labels, colours, input and output; lists as JSON."""
     labels = model.labels.to_dict()
     return {
         "deepmrf": __version__,
@@ -42,22 +40,22 @@ def describe(model: DeepParsingNetwork) -> dict[str, str]:
     }
 
 
-def frozen(model: DeepParsingNetwork) -> DeepParsingNetwork:
-    """A copy on the CPU in float32 that no longer learns."""
+def frozen_copy(model: DeepParsingNetwork) -> DeepParsingNetwork:
+    """Copy the model to the CPU in float32, without gradients."""
     return copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
 
 
 def trace(model: DeepParsingNetwork) -> ExportedProgram:
-    """The program of a model, for uint8 images of any batch, height and width."""
-    _refuse(model)
-    still = frozen(model)
-    image = torch.randint(0, 256, EXAMPLE, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    # Long lines are blurred another way than short ones; a program has one way, and the short lines' holds for all.
+    """Trace a model into a program for uint8 images of any batch, height and width."""
+    _check_exportable(model)
+    frozen_model = frozen_copy(model)
+    image = torch.randint(0, 256, TRACED_SHAPE, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    # PyTorch blurs long lines by another method than short ones. A program has one method: that of short lines.
     with torch.no_grad(), quiet(), mock.patch.object(gaussian, "BANDED", sys.maxsize):
-        anything = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-        program = torch.export.export(still, (image,), dynamic_shapes={INPUT: anything})
-    # What tracing noted of the example's memory layout (which crop was contiguous) would refuse other sizes, though
-    # the operators do not care. That other sizes come out right is measured: see check.py.
+        any_size = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+        program = torch.export.export(frozen_model, (image,), dynamic_shapes={INPUT: any_size})
+    # The trace has guards on the example's memory layout (which crop was contiguous). They would refuse other sizes,
+    # although the operators take any layout. check.py measures that other sizes are right.
     if hasattr(program, "_guards_code"):
         program._guards_code = []
     return program
@@ -65,18 +63,18 @@ def trace(model: DeepParsingNetwork) -> ExportedProgram:
 
 def write_program(model: DeepParsingNetwork, path: Path) -> None:
     """Write a .pt2 file, with labels and colours beside the program."""
-    facts = {f"{name}.txt": text for name, text in describe(model).items()}
+    extra_files = {f"{name}.txt": text for name, text in describe(model).items()}
     with quiet():
-        torch.export.save(trace(model), path, extra_files=facts)
+        torch.export.save(trace(model), path, extra_files=extra_files)
 
 
-def _refuse(model: DeepParsingNetwork) -> None:
-    """Only what takes images of any size can be exported."""
+def _check_exportable(model: DeepParsingNetwork) -> None:
+    """Raise a ValueError for models that do not take images of any size."""
     mean_field = model.mean_field
     if model.for_volumes or (mean_field is not None and mean_field.dims != 2):
         raise ValueError(
             "The model is for clips or volumes, and export writes models for images: give one with dims=2, such as "
-            "the model that a clips' one was inflated from."
+            "the model that a model of clips was inflated from."
         )
     if mean_field is not None and mean_field.triple_penalty.kernel == "learned":
         raise ValueError(
@@ -87,7 +85,7 @@ def _refuse(model: DeepParsingNetwork) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters talk to their developers: keep that from the user."""
+    """Silence warnings and logs of the exporters, which are meant for their developers."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
