@@ -110,7 +110,7 @@ def test_lists(tmp_path):
     path.write_text("﻿a\n\nfolder/b.png /mask/b.png\nc.d\n")
     assert read_list(path) == ["a", "b", "c.d"]
     path.write_text("my folder/b 1.png\n")
-    assert read_list(path, whole=True) == ["my folder/b 1"]
+    assert read_list(path, full_lines=True) == ["my folder/b 1"]
     path.write_bytes(b"\xff\xfe\x80")
     with pytest.raises(DataError, match="is not text"):
         read_list(path)

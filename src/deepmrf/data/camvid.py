@@ -1,10 +1,10 @@
-"""CamVid: frames of drives through Cambridge, 11 labels. Three layouts are in use:
+"""camvid: frames of drives through Cambridge, 11 labels. Three layouts are in use:
 
     {train,val,test}/NAME.png + {train,val,test}annot/NAME.png          ids 0 .. 10, 11 is void
     {train,val,test}/NAME.png + {train,val,test}_labels/NAME_L.png      colours
     a folder of 701 frames + a folder of NAME_L.png                     colours, as published
 
-Colours are the 32 published classes, reduced to 11 as is usual.
+Colours are the 32 published classes, reduced to the usual 11.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ PUBLISHED: dict[str, dict[str, Colour]] = {
     "bicyclist": {"Bicyclist": (0, 128, 192), "MotorcycleScooter": (192, 0, 192)},
     "void": {"Void": (0, 0, 0)},
 }
-"""The 32 published classes and their colours, under the label that each is reduced to."""
+"""The 32 published classes and their colours, by the label that each is reduced to."""
 
 
 def camvid(root: str | os.PathLike[str], split: str) -> Dataset:
-    """The "train" (367), "val" (101) or "test" (233) frames, whichever layout `root` has.
+    """Open the "train" (367), "val" (101) or "test" (233) frames, in any of the three layouts.
 
-    A folder of all 701 frames is split by train.txt, val.txt and test.txt where given, else by the usual rule.
+    A folder of all 701 frames is split by train.txt, val.txt and test.txt or, without them, by the usual rule.
     """
     folder = need_folder(Path(root), "CamVid")
     if split not in SPLITS:
@@ -68,11 +68,11 @@ def camvid(root: str | os.PathLike[str], split: str) -> Dataset:
         raise FileNotFoundError(f"{folder} has {split} but no {split}annot or {split}_labels; add the masks.")
     frames, masks = _published_folders(folder)
     images = images_in(frames)
-    lists = [place / f"{split}.txt" for place in (folder, frames, masks) if (place / f"{split}.txt").is_file()]
+    lists = [parent / f"{split}.txt" for parent in (folder, frames, masks) if (parent / f"{split}.txt").is_file()]
     if lists:
-        known = {path.stem: path for path in images}
-        # A listed frame that is not there stays in, so that check_pairs can name it.
-        images = [known.get(name, frames / f"{name}.png") for name in read_list(lists[0])]
+        by_name = {path.stem: path for path in images}
+        # Keep a listed frame that is missing, so that check_pairs can name it.
+        images = [by_name.get(name, frames / f"{name}.png") for name in read_list(lists[0])]
     else:
         images = [path for path in images if _usual_split(path.stem) == split]
     return _dataset(images, masks, folder, split)
@@ -83,7 +83,7 @@ def _dataset(images: list[Path], masks: Path, root: Path, split: str) -> Dataset
     ending = "_L.png" if coloured else ".png"
     items = []
     for image in images:
-        sequence, frame = _place(image.stem)
+        sequence, frame = _sequence_and_frame(image.stem)
         items.append(Item(image.stem, image, masks / f"{image.stem}{ending}", sequence, frame))
     need_items(items, root, f"split {split!r}")
     if not coloured:
@@ -95,7 +95,7 @@ def _dataset(images: list[Path], masks: Path, root: Path, split: str) -> Dataset
 
 
 def _published_folders(root: Path) -> tuple[Path, Path]:
-    """The folder with the frames and the folder with NAME_L.png, at most two levels down."""
+    """Find the folder with the frames and the folder with NAME_L.png, at most two levels down."""
     folders = [root, *sorted(p for p in [*root.glob("*"), *root.glob("*/*")] if p.is_dir())]
     for masks in folders:
         first = next(masks.glob("*_L.png"), None)
@@ -109,15 +109,15 @@ def _published_folders(root: Path) -> tuple[Path, Path]:
     )
 
 
-def _place(stem: str) -> tuple[str, int]:
-    """0006R0_f02640 is frame 2640 of the drive 0006R0."""
+def _sequence_and_frame(stem: str) -> tuple[str, int]:
+    """Split a name: 0006R0_f02640 is frame 2640 of the drive 0006R0."""
     match = re.fullmatch(r"(.+)_f?(\d+)", stem)
     return (match[1], int(match[2])) if match else ("", 0)
 
 
 def _usual_split(stem: str) -> str:
-    """The split into 367, 101 and 233 frames that the literature uses, which follows from drive and frame."""
-    sequence, frame = _place(stem)
+    """Return the split that the literature uses: 367, 101 and 233 frames, by drive and frame number."""
+    sequence, frame = _sequence_and_frame(stem)
     if sequence == "Seq05VD" or (sequence == "0001TP" and frame >= 8550):
         return "test"
     return "val" if sequence == "0016E5" and 7959 <= frame <= 8159 else "train"

@@ -1,4 +1,4 @@
-"""Cityscapes, finely annotated, 19 labels.
+"""cityscapes: finely annotated street scenes, 19 labels.
 
 leftImg8bit/{train,val,test}/CITY/CITY_SEQUENCE_FRAME_leftImg8bit.png
 gtFine/{train,val,test}/CITY/CITY_SEQUENCE_FRAME_gtFine_labelIds.png
@@ -21,7 +21,7 @@ SPLITS = ("train", "val", "test")
 
 
 def cityscapes(root: str | os.PathLike[str], split: str) -> Dataset:
-    """The "train" (2,975), "val" (500) or "test" (1,525, all void) images, and unlabelled frames around them."""
+    """Open the "train" (2,975), "val" (500) or "test" (1,525, all void) images, with the unlabelled frames around."""
     folder = need_folder(Path(root), "Cityscapes' leftImg8bit and gtFine")
     if split not in SPLITS:
         raise ValueError(f"Cityscapes has no split {split!r}; give one of {', '.join(SPLITS)}.")
@@ -37,10 +37,10 @@ def cityscapes(root: str | os.PathLike[str], split: str) -> Dataset:
                 for image in images_in(city):
                     item = _item(image, masks / city.name, labelled=source == images)
                     items.setdefault(item.name, item)
-    ids = dict.fromkeys(range(34), VOID) | {given: label for label, given in enumerate(LABEL_IDS)}
+    ids = dict.fromkeys(range(34), VOID) | {id_in_file: label for label, id_in_file in enumerate(LABEL_IDS)}
     ordered = sorted(items.values(), key=lambda item: (item.sequence, item.frame))
-    found = {item.mask for item in ordered}
-    unpaired = [path for path in sorted(masks.glob("*/*_labelIds.png")) if path not in found]
+    paired = {item.mask for item in ordered}
+    unpaired = [path for path in sorted(masks.glob("*/*_labelIds.png")) if path not in paired]
     return Dataset(need_items(ordered, folder, f"split {split!r}"), CITYSCAPES, lookup_table(ids), unpaired=unpaired)
 
 

@@ -1,4 +1,4 @@
-"""COCO with VOC's 20 classes: masks are drawn from the annotations when they are read.
+"""coco: COCO with VOC's 20 classes. Masks are drawn from the annotations when they are read.
 
     annotations/instances_{train,val}2017.json
     {train,val}2017/NUMBER.jpg                  or under images/
@@ -43,7 +43,7 @@ class Outline:
 
 
 class CocoDataset(Dataset):
-    """A Dataset whose masks are drawn; an item's mask path is the file of annotations."""
+    """A Dataset that draws its masks; an item's mask path is the file of annotations."""
 
     def __init__(self, items: Iterable[Item], outlines: dict[str, tuple[int, int, list[Outline]]]) -> None:
         super().__init__(items, VOC)
@@ -52,23 +52,23 @@ class CocoDataset(Dataset):
     def read_mask(self, item: Item) -> Bytes | None:
         height, width, outlines = self.outlines[item.name]
         mask = np.zeros((height, width), dtype=np.uint8)
-        # Crowds first, so that they void only what no single object claims.
+        # Crowds first, so that only pixels without a single object stay void.
         for outline in sorted(outlines, key=lambda o: (o.label != VOID, -o.area)):
             mask[_draw(outline.shape, height, width, item) > 0] = outline.label
         return mask
 
 
 def coco(root: str | os.PathLike[str], split: str, min_pixels: int = 1000) -> Dataset:
-    """The images of "train", "val" (2017, else 2014) or a split named in full that show over `min_pixels` of objects.
+    """Open the images of "train" or "val" (2017, else 2014), or of a split given by its full name.
 
-    `min_pixels` is held against the sum of the areas that the annotations state, crowds left out.
+    min_pixels: leave out images whose objects have no larger area, by the annotations and without crowds.
     """
     folder = need_folder(Path(root), "COCO's annotations and images")
     split, annotations = _annotations(folder, split)
-    places = [folder / split, folder / "images" / split]
-    images = next((place for place in places if place.is_dir()), None)
+    candidates = [folder / split, folder / "images" / split]
+    images = next((path for path in candidates if path.is_dir()), None)
     if images is None:
-        raise FileNotFoundError(f"{places[0]} does not exist; unpack {split}.zip there.")
+        raise FileNotFoundError(f"{candidates[0]} does not exist; unpack {split}.zip there.")
     try:
         content = json.loads(annotations.read_text(encoding="utf-8"))
         names = {category["id"]: RENAMED.get(category["name"], category["name"]) for category in content["categories"]}
@@ -78,17 +78,17 @@ def coco(root: str | os.PathLike[str], split: str, min_pixels: int = 1000) -> Da
             if a["category_id"] in labels:
                 label = VOID if a.get("iscrowd") else labels[a["category_id"]]
                 outlines.setdefault(a["image_id"], []).append(Outline(label, a["segmentation"], float(a["area"])))
-        items, kept = [], {}
+        items, sized_outlines = [], {}
         for picture in sorted(content["images"], key=lambda p: str(p["file_name"])):
-            found = outlines.get(picture["id"], [])
-            if sum(o.area for o in found if o.label != VOID) > min_pixels:
+            objects = outlines.get(picture["id"], [])
+            if sum(outline.area for outline in objects if outline.label != VOID) > min_pixels:
                 item = Item(Path(picture["file_name"]).stem, images / picture["file_name"], annotations)
                 items.append(item)
-                kept[item.name] = (int(picture["height"]), int(picture["width"]), found)
-    except (ValueError, KeyError, TypeError) as why:
-        message = f"{annotations} is not a file of COCO instances ({why!r}); unpack the annotations again."
-        raise DataError(message, annotations, "unreadable") from why
-    return CocoDataset(need_items(items, folder, f"split {split!r}"), kept)
+                sized_outlines[item.name] = (int(picture["height"]), int(picture["width"]), objects)
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{annotations} is not a file of COCO instances ({error!r}); unpack the annotations again."
+        raise DataError(message, annotations, "unreadable") from error
+    return CocoDataset(need_items(items, folder, f"split {split!r}"), sized_outlines)
 
 
 def _annotations(folder: Path, split: str) -> tuple[str, Path]:
@@ -96,13 +96,13 @@ def _annotations(folder: Path, split: str) -> tuple[str, Path]:
         path = folder / "annotations" / f"instances_{name}.json"
         if path.is_file():
             return name, path
-    known = sorted(p.stem.removeprefix("instances_") for p in (folder / "annotations").glob("instances_*.json"))
-    wanted = folder / "annotations" / f"instances_{split}2017.json"
-    raise FileNotFoundError(f"{wanted} does not exist; the annotations there are: {', '.join(known) or 'none'}.")
+    splits = sorted(p.stem.removeprefix("instances_") for p in (folder / "annotations").glob("instances_*.json"))
+    expected = folder / "annotations" / f"instances_{split}2017.json"
+    raise FileNotFoundError(f"{expected} does not exist; the annotations there are: {', '.join(splits) or 'none'}.")
 
 
 def _draw(shape: Any, height: int, width: int, item: Item) -> Bytes:
-    """1 inside the outline (H, W), from polygons or run lengths."""
+    """Draw polygons or run lengths: 1 inside the outline (H, W)."""
     try:
         coco_mask: Any = importlib.import_module("pycocotools.mask")
     except ImportError:
@@ -110,7 +110,8 @@ def _draw(shape: Any, height: int, width: int, item: Item) -> Bytes:
 
     try:
         if isinstance(shape, list):
-            shape = [polygon for polygon in shape if len(polygon) >= 6]  # fewer are no area, and pycocotools sees a box
+            # Fewer than 3 points have no area, and pycocotools takes 2 points for a box.
+            shape = [polygon for polygon in shape if len(polygon) >= 6]
             if not shape:
                 return np.zeros((height, width), dtype=np.uint8)
             runs = coco_mask.merge(coco_mask.frPyObjects(shape, height, width))
@@ -119,15 +120,15 @@ def _draw(shape: Any, height: int, width: int, item: Item) -> Bytes:
         else:
             runs = shape
         drawn: Bytes = coco_mask.decode(runs)
-    except Exception as why:  # pycocotools raises bare Exceptions
+    except Exception as error:  # pycocotools raises bare Exceptions
         assert item.mask is not None
         message = (
-            f"{item.mask} has an outline for {item.name} that cannot be drawn ({why}); unpack the annotations again."
+            f"{item.mask} has an outline for {item.name} that cannot be drawn ({error}); unpack the annotations again."
         )
-        raise DataError(message, item.mask, "unreadable") from why
+        raise DataError(message, item.mask, "unreadable") from error
     if drawn.shape != (height, width):
         assert item.mask is not None
-        given = f"{drawn.shape[1]} x {drawn.shape[0]}"
-        message = f"{item.mask} has run lengths of {given} for {item.name}, which is {width} x {height}; correct it."
+        size = f"{drawn.shape[1]} x {drawn.shape[0]}"
+        message = f"{item.mask} has run lengths of {size} for {item.name}, which is {width} x {height}; correct it."
         raise DataError(message, item.mask, "size")
     return drawn

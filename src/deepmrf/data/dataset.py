@@ -1,4 +1,4 @@
-"""Dataset: a list of images with their masks, read one at a time as arrays.
+"""Dataset: a list of images and masks, and how to read them as arrays.
 
 Images are (H, W, 3) of uint8, masks (H, W) of uint8 with the ids 0 .. L-1 and 255 for void, whatever the files hold.
 """
@@ -26,19 +26,19 @@ class Item:
     """Unique in its dataset."""
     image: Path
     mask: Path | None
-    """Where its labels come from; None for a frame without labels."""
+    """The file with its labels; None for an image without labels."""
     sequence: str = ""
-    """The video that it is a frame of; "" for an image on its own."""
+    """The video that it is a frame of; "" for a single image."""
     frame: int = 0
     """Its number in the video."""
 
 
 def lookup_table(ids: Mapping[int, int]) -> NDArray[np.int16]:
-    """The table (256,) from the ids in files to labels: 255 is void unless `ids` has it, the rest -1, an error."""
+    """Return the table (256,) from ids in files to labels. 255 is void unless `ids` has it; others are -1, an error."""
     table = np.full(256, -1, dtype=np.int16)
     table[VOID] = VOID
-    for given, label in ids.items():
-        table[given] = label
+    for id_in_file, label in ids.items():
+        table[id_in_file] = label
     return table
 
 
@@ -53,9 +53,9 @@ class Dataset(Sequence[Item]):
         colours: Mapping[Colour, int] | None = None,
         unpaired: Iterable[Path] = (),
     ) -> None:
-        """8-bit masks are mapped by `lookup` (256,), colour masks by `colours`; with neither, ids are the labels.
+        """lookup (256,): from ids in 8-bit masks to labels. colours: from colours in masks to labels.
 
-        `unpaired` are mask files that were found without an image.
+        Without both, ids are labels. unpaired: mask files without an image.
         """
         self.items = tuple(items)
         self.labels = labels
@@ -79,21 +79,21 @@ class Dataset(Sequence[Item]):
         return self.subset(self.items[index]) if isinstance(index, slice) else self.items[index]
 
     def subset(self, items: Iterable[Item]) -> Dataset:
-        """The same dataset with these items only."""
+        """Return the same dataset with these items only."""
         other = copy.copy(self)
         other.items = tuple(items)
         return other
 
     def read_image(self, item: Item) -> Bytes:
-        """The image (H, W, 3)."""
+        """Read the image (H, W, 3)."""
         return read_image(item.image)
 
     def read_mask(self, item: Item) -> Bytes | None:
-        """The mask (H, W), or None where the item has no labels."""
+        """Read the mask (H, W), or None if the item has no labels."""
         return None if item.mask is None else read_mask(item.mask, self.lookup, self.colours)
 
     def read(self, item: Item) -> tuple[Bytes, Bytes | None]:
-        """The image (H, W, 3) and its mask (H, W), or None where the item has no labels."""
+        """Read the image (H, W, 3) and its mask (H, W), or None if the item has no labels."""
         image, mask = self.read_image(item), self.read_mask(item)
         if mask is not None and mask.shape != image.shape[:2]:
             assert item.mask is not None
@@ -107,15 +107,15 @@ class Dataset(Sequence[Item]):
         return image, mask
 
     def read_clip(self, clip: Sequence[Item]) -> tuple[Bytes, Bytes]:
-        """Frames (T, H, W, 3) and masks (T, H, W) of a clip; a frame without labels is void throughout."""
+        """Read frames (T, H, W, 3) and masks (T, H, W) of a clip; a frame without labels is all void."""
         images: list[Bytes] = []
         masks: list[Bytes] = []
-        seen: dict[Item, tuple[Bytes, Bytes]] = {}  # frames repeat at the edges of a sequence
+        cached: dict[Item, tuple[Bytes, Bytes]] = {}  # frames repeat at the edges of a sequence
         for item in clip:
-            if item not in seen:
+            if item not in cached:
                 image, mask = self.read(item)
-                seen[item] = image, np.full(image.shape[:2], VOID, dtype=np.uint8) if mask is None else mask
-            image, mask = seen[item]
+                cached[item] = image, np.full(image.shape[:2], VOID, dtype=np.uint8) if mask is None else mask
+            image, mask = cached[item]
             if images and image.shape != images[0].shape:
                 raise DataError(
                     f"{item.image} is {image.shape[1]} x {image.shape[0]} pixels but the clip began with "
@@ -128,18 +128,18 @@ class Dataset(Sequence[Item]):
         return np.stack(images), np.stack(masks)
 
     def clips(self, length: int, labelled_only: bool = True, max_step: int | None = None) -> list[tuple[Item, ...]]:
-        """A run of `length` consecutive frames around every labelled frame (or every frame), which is at length // 2.
+        """Return a clip of `length` consecutive frames for every labelled frame, or every frame, at index length // 2.
 
-        Frames are consecutive when they follow each other in one sequence and their numbers are at most `max_step`
-        apart; None means twice the usual step of that sequence. Beyond an edge the last frame repeats.
+        max_step: largest difference of two consecutive frame numbers; None is twice the median of the sequence.
+        Beyond the first and the last frame of a run, that frame repeats.
         """
         if length < 1:
             raise ValueError(f"A clip of {length} frames was asked for; give a length of 1 or more.")
         clips: dict[Item, tuple[Item, ...]] = {}
         for run in self._runs(max_step):
             for centre, item in enumerate(run):
-                places = range(centre - length // 2, centre - length // 2 + length)
-                clips[item] = tuple(run[min(max(place, 0), len(run) - 1)] for place in places)
+                indices = range(centre - length // 2, centre - length // 2 + length)
+                clips[item] = tuple(run[min(max(index, 0), len(run) - 1)] for index in indices)
         return [clips[item] for item in self.items if item.mask is not None or not labelled_only]
 
     def _runs(self, max_step: int | None) -> Iterator[list[Item]]:
@@ -162,12 +162,12 @@ class Dataset(Sequence[Item]):
             yield run
 
     def missing(self) -> list[Path]:
-        """The files that items name and that do not exist."""
+        """List the files of items that do not exist."""
         paths = dict.fromkeys(path for item in self.items for path in (item.image, item.mask) if path is not None)
         return [path for path in paths if not path.exists()]
 
     def check_pairs(self) -> None:
-        """An error that names the first file missing, or the first mask without an image."""
+        """Raise an error for the first missing file, or the first mask without an image."""
         missing = self.missing()
         if missing:
             others = f" and {len(missing) - 1} more are missing" if len(missing) > 1 else " is missing"
@@ -177,22 +177,22 @@ class Dataset(Sequence[Item]):
             raise FileNotFoundError(f"The mask {self.unpaired[0]}{others} no image; add the image or remove the mask.")
 
 
-def need_folder(path: Path, what: str) -> Path:
-    """`path` if it is a folder, else an error that says what should lie there."""
+def need_folder(path: Path, content: str) -> Path:
+    """Return `path` if it is a folder; the error says what it should hold."""
     if not path.is_dir():
-        found = "is a file" if path.exists() else "does not exist"
-        raise FileNotFoundError(f"{path} {found}; give the folder with {what}.")
+        problem = "is a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"{path} {problem}; give the folder with {content}.")
     return path
 
 
-def need_items(items: list[Item], root: Path, what: str) -> list[Item]:
-    """`items` unless there are none, and no two of one name."""
+def need_items(items: list[Item], root: Path, split: str) -> list[Item]:
+    """Return `items` if there are any, all with different names."""
     if not items:
-        raise FileNotFoundError(f"{root} holds no images for {what}; check the path and the layout.")
-    seen: dict[str, Item] = {}
+        raise FileNotFoundError(f"{root} holds no images for {split}; check the path and the layout.")
+    by_name: dict[str, Item] = {}
     for item in items:
-        if item.name in seen:
-            both = f"{seen[item.name].image} and {item.image}"
-            raise ValueError(f"{both} are both called {item.name!r} in {what}; keep one of them.")
-        seen[item.name] = item
+        if item.name in by_name:
+            both = f"{by_name[item.name].image} and {item.image}"
+            raise ValueError(f"{both} are both called {item.name!r} in {split}; keep one of them.")
+        by_name[item.name] = item
     return items

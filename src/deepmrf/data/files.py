@@ -1,4 +1,4 @@
-"""Reading images and masks from files, whatever their format, or saying in one sentence why not."""
+"""Read image and mask files of many formats; errors say in one sentence what is wrong with the file."""
 
 from __future__ import annotations
 
@@ -11,47 +11,48 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from deepmrf.data.labels import Colour
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Bytes = NDArray[np.uint8]
 
 VOID = 255
 """The id of void in every mask that this package returns."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".gif")
-"""The endings, in lower case, by which a file counts as an image."""
+"""File name endings of images, in lower case."""
 ORIENTATION = 0x0112
-"""The EXIF tag that says which way is up."""
+"""The EXIF tag for which way is up."""
 
-_opening = threading.Lock()
-"""Held while Pillow's limit, which all threads share, is set aside."""
+_pillow_limit = threading.Lock()
+"""Guards Image.MAX_IMAGE_PIXELS, which all threads share."""
 
 
 class DataError(ValueError):
-    """A file that cannot be used: `kind` says why, `path` which."""
+    """A file that cannot be used."""
 
     def __init__(self, message: str, path: Path, kind: Literal["unreadable", "size", "id"]) -> None:
         super().__init__(message)
         self.path, self.kind = path, kind
 
     def __reduce__(self) -> tuple[type[DataError], tuple[object, ...]]:
-        return type(self), (str(self), self.path, self.kind)  # so that it crosses from a worker process
+        return type(self), (str(self), self.path, self.kind)  # for worker processes
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The images directly in a folder, sorted by name, hidden files left out."""
+    """List the images directly in a folder, sorted by name, without hidden files."""
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
 
 
-def read_list(path: Path, whole: bool = False) -> list[str]:
-    """The names in a list of one image per line, less the ending; folders and a second column go too unless `whole`."""
+def read_list(path: Path, full_lines: bool = False) -> list[str]:
+    """Read a list of one image per line and return their names without the ending.
+
+    full_lines: a line is one name, with folders and spaces; else folders and further columns are cut off.
+    """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
@@ -59,37 +60,37 @@ def read_list(path: Path, whole: bool = False) -> list[str]:
     names = []
     for line in lines:
         if line.strip():
-            name = line.strip() if whole else line.split()[0].replace("\\", "/").rsplit("/", 1)[-1]
+            name = line.strip() if full_lines else line.split()[0].replace("\\", "/").rsplit("/", 1)[-1]
             stem, dot, ending = name.rpartition(".")
             names.append(stem if dot and f".{ending.lower()}" in SUFFIXES else name)
     return names
 
 
 @contextmanager
-def _sentences(path: Path) -> Iterator[None]:
-    """All that Pillow and the system raise for a bad file, as a DataError."""
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turn what Pillow and the system raise for a bad file into a DataError."""
     try:
         yield
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing; put it there or take it off the list of images.") from None
     except (DataError, MemoryError, ImportError):
         raise
-    except Exception as why:  # a broken file makes decoders raise nearly anything
-        raise _unreadable(path, _reason(why, path)) from why
+    except Exception as error:  # a broken file makes decoders raise nearly anything
+        raise _unreadable(path, _reason(error, path)) from error
 
 
 @contextmanager
-def _opened(path: Path, max_pixels: int | None = None) -> Iterator[Image]:
-    """The image, decoded, or a DataError."""
+def _decoded(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
+    """Open an image and decode it, or raise a DataError."""
     with ExitStack() as stack:
-        with _sentences(path):
+        with _errors_of(path):
             picture = stack.enter_context(_open(path, max_pixels))
             picture.load()
         yield picture
 
 
 def _check_file(path: Path) -> None:
-    """A pipe would be waited for without end, and an empty file is best called so."""
+    """Refuse folders, empty files, and pipes, which would block without end."""
     facts = path.stat()
     if stat.S_ISDIR(facts.st_mode):
         raise _unreadable(path, "it is a folder")
@@ -99,41 +100,36 @@ def _check_file(path: Path) -> None:
         raise _unreadable(path, "the file is empty")
 
 
-def _open(path: Path, max_pixels: int | None) -> Image:
-    """The header alone: formats that run other programs are left out, and sizes are judged before anything decodes."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ImportError("Reading images needs Pillow; install it with: pip install pillow") from None
-
+def _open(path: Path, max_pixels: int | None) -> Image.Image:
+    """Read the header and check the size before decoding; formats that run other programs are left out."""
     _check_file(path)
     if max_pixels is None:
-        return Image.open(path, formats=_formats())  # Pillow's own limit holds
-    with _opening:
-        pillows, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        return Image.open(path, formats=_formats())  # under Pillow's own limit
+    with _pillow_limit:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             picture = Image.open(path, formats=_formats())
         finally:
-            Image.MAX_IMAGE_PIXELS = pillows
+            Image.MAX_IMAGE_PIXELS = limit
     width, height = picture.size
     if width * height > max_pixels:
         picture.close()
-        size, most = f"{width} x {height} pixels", f"{max_pixels / 1e6:,.4g} million"
-        remedy = "make it smaller, cut it up or raise max_pixels (--max-pixels)"
-        raise DataError(f"{path} has {size}, more than {most}, and was not read; {remedy}.", path, "unreadable")
+        sizes = f"{width} x {height} pixels, more than {max_pixels / 1e6:,.4g} million"
+        remedy = "make it smaller, cut it up or raise max_pixels"
+        raise DataError(f"{path} has {sizes}, and was not read; {remedy}.", path, "unreadable")
     return picture
 
 
 @cache
 def _formats() -> tuple[str, ...]:
-    later = ("AVIF",) if find_spec("PIL.AvifImagePlugin") else ()
-    return ("PNG", "JPEG", "PPM", "GIF", "BMP", "DIB", "TIFF", "WEBP", "JPEG2000", *later)
+    newer = ("AVIF",) if find_spec("PIL.AvifImagePlugin") else ()
+    return ("PNG", "JPEG", "PPM", "GIF", "BMP", "DIB", "TIFF", "WEBP", "JPEG2000", *newer)
 
 
-def _reason(why: Exception, path: Path) -> str:
-    if type(why).__name__ == "UnidentifiedImageError":
+def _reason(error: Exception, path: Path) -> str:
+    if isinstance(error, UnidentifiedImageError):
         return "its content is no image format that is known here"
-    text = why.strerror if isinstance(why, OSError) and why.strerror else str(why) or type(why).__name__
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
     return text.replace(str(path), "it").splitlines()[0].rstrip(".")
 
 
@@ -143,37 +139,35 @@ def _unreadable(path: Path, reason: str) -> DataError:
 
 
 def image_size(path: Path, max_pixels: int | None = None) -> tuple[int, int, bool]:
-    """(height, width, has it several frames), by the header alone and before EXIF turns it; or a DataError."""
-    with _sentences(path), _open(path, max_pixels) as picture:
+    """Read (height, width, has it several frames) from the header alone, before EXIF turns the image."""
+    with _errors_of(path), _open(path, max_pixels) as picture:
         animated = False
-        with suppress(Exception):  # looking for a second frame may meet its errors
+        with suppress(Exception):  # the second frame may be broken
             animated = bool(getattr(picture, "is_animated", False))
         return picture.height, picture.width, animated
 
 
 def read_image(path: Path, max_pixels: int | None = None) -> Bytes:
-    """An image file as RGB (H, W, 3), turned upright by its EXIF tag; 16 bits become 8, see-through becomes white.
+    """Read an image file as RGB (H, W, 3), turned upright by its EXIF tag; 16 bits become 8, transparent becomes white.
 
-    Of an animation, the first frame. More than `max_pixels` (Pillow's own limit unless given) are refused unread.
+    Of an animation, the first frame. max_pixels: refuse larger images before decoding; None is Pillow's own limit.
     """
-    with _opened(path, max_pixels) as picture:
+    with _decoded(path, max_pixels) as picture:
         return to_rgb(picture, path)
 
 
-def to_rgb(picture: Image, path: Path) -> Bytes:
-    """A Pillow image of any mode as RGB (H, W, 3); `path` is its name in errors."""
-    from PIL import Image, ImageOps
-
-    with suppress(Exception):  # a broken EXIF block says nothing about which way is up
-        if picture.getexif().get(ORIENTATION, 1) != 1:  # asked first, since it makes a copy
+def to_rgb(picture: Image.Image, path: Path) -> Bytes:
+    """Convert a Pillow image of any mode to RGB (H, W, 3); `path` is its name in errors."""
+    with suppress(Exception):  # ignore a broken EXIF block
+        if picture.getexif().get(ORIENTATION, 1) != 1:  # exif_transpose always makes a copy
             picture = ImageOps.exif_transpose(picture)
     try:
         if picture.mode.startswith("I") or picture.mode == "F":
             values = np.asarray(picture)
             if values.min() < 0 or values.max() > 65535 or picture.mode == "F":
-                needed = "convert it to 8 or 16 bits"
-                raise DataError(f"{path} holds {picture.mode!r} values beyond 16 bits; {needed}.", path, "unreadable")
-            bits = 8 if values.max() > 255 else 0  # 8-bit values in a wider type are no night picture
+                message = f"{path} holds {picture.mode!r} values beyond 16 bits; convert it to 8 or 16 bits."
+                raise DataError(message, path, "unreadable")
+            bits = 8 if values.max() > 255 else 0  # 8-bit values in a wider type stay as they are
             grey = (values.astype(np.uint32) >> bits).astype(np.uint8)
             return np.repeat(grey[..., None], 3, axis=2)
         if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
@@ -184,35 +178,34 @@ def to_rgb(picture: Image, path: Path) -> Bytes:
         return np.array(picture)
     except (DataError, MemoryError):
         raise
-    except Exception as why:
-        raise _unreadable(path, _reason(why, path)) from why
+    except Exception as error:
+        raise _unreadable(path, _reason(error, path)) from error
 
 
-def _from_lab(picture: Image) -> Image:
-    from PIL import ImageCms
-
-    lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-    made = ImageCms.profileToProfile(picture, lab, rgb, outputMode="RGB")
-    assert made is not None  # not in place
-    return made
+def _from_lab(picture: Image.Image) -> Image.Image:
+    lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+    converted = ImageCms.profileToProfile(picture, lab, srgb, outputMode="RGB")
+    assert converted is not None  # it is only when converted in place
+    return converted
 
 
 def read_mask(path: Path, lookup: NDArray[np.int16] | None, colours: Mapping[Colour, int] | None) -> Bytes:
-    """A mask file as ids (H, W): 8-bit ids go through `lookup` (256,), -1 being an error, colours through `colours`."""
-    with _opened(path) as picture:
+    """Read a mask as labels (H, W): 8-bit ids by `lookup` (256,), where -1 is an error, or colours by `colours`."""
+    with _decoded(path) as picture:
         if lookup is not None and picture.mode in ("1", "L", "P"):
-            return _map_ids(np.array(picture, dtype=np.uint8), lookup, path)
+            return map_ids(np.array(picture, dtype=np.uint8), lookup, path)
         if colours is not None and picture.mode in ("P", "RGB", "RGBA"):
             return _map_colours(np.array(picture.convert("RGB")), colours, path)
         if lookup is not None and picture.mode == "RGB":
             channels = np.array(picture)
-            if (channels == channels[..., :1]).all():  # a grey mask that some tool saved as colour
-                return _map_ids(channels[..., 0], lookup, path)
+            if (channels == channels[..., :1]).all():  # a grey mask saved as RGB
+                return map_ids(channels[..., 0], lookup, path)
         needed = "colours of the label set" if lookup is None else "8-bit ids, grey or palette"
         raise DataError(f"{path} is a mask of mode {picture.mode}; save it as PNG with {needed}.", path, "unreadable")
 
 
-def _map_ids(ids: Bytes, lookup: NDArray[np.int16], path: Path) -> Bytes:
+def map_ids(ids: Bytes, lookup: NDArray[np.int16], path: Path) -> Bytes:
+    """Replace ids by labels through `lookup` (256,); -1 there is an error."""
     mapped = lookup[ids]
     if mapped.size and mapped.min() < 0:
         wrong = sorted(set(ids[mapped < 0].tolist()))
@@ -226,13 +219,13 @@ def _map_colours(rgb: Bytes, colours: Mapping[Colour, int], path: Path) -> Bytes
     codes = rgb.astype(np.int32) @ weights  # (H, W): one int per colour
     known = np.array(sorted(colours), dtype=np.int32)  # in the order of their codes
     ids = np.array([colours[colour] for colour in sorted(colours)], dtype=np.uint8)
-    place = np.searchsorted(known @ weights, codes).clip(max=len(known) - 1)
-    wrong = (known @ weights)[place] != codes
+    index = np.searchsorted(known @ weights, codes).clip(max=len(known) - 1)
+    wrong = (known @ weights)[index] != codes
     if wrong.any():
-        odd = sorted({tuple(colour) for colour in rgb[wrong].tolist()})
-        needed = f"the {len(known)} colours known here"
-        raise DataError(f"{path} holds the colour {_some(odd)}, which is none of {needed}; correct it.", path, "id")
-    mapped: Bytes = ids[place]
+        unknown = _some(sorted({tuple(colour) for colour in rgb[wrong].tolist()}))
+        choices = f"the {len(known)} colours known here"
+        raise DataError(f"{path} holds the colour {unknown}, which is none of {choices}; correct it.", path, "id")
+    mapped: Bytes = ids[index]
     return mapped
 
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 Colour = tuple[int, int, int]
 
 VOID_COLOUR: Colour = (224, 224, 192)
-"""How void pixels are painted: VOC's cream."""
+"""The colour of void pixels: VOC's cream."""
 
 
 def distinct_colours(count: int) -> tuple[Colour, ...]:
-    """VOC's rule: deal the bits of each id out to red, green and blue, highest first."""
+    """Return colours by VOC's rule: the bits of each id go to red, green and blue in turn, highest first."""
     colours = []
     for index in range(count):
         channels = [0, 0, 0]
@@ -29,7 +29,7 @@ def distinct_colours(count: int) -> tuple[Colour, ...]:
 
 @dataclass(frozen=True)
 class LabelSet:
-    """What the labels 0 .. L-1 are called and how they are painted."""
+    """The names and colours of the labels 0 .. L-1."""
 
     names: tuple[str, ...]
     """One name per label, all different."""
@@ -63,16 +63,16 @@ class LabelSet:
         return len(self.names)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain lists, for JSON."""
+        """Return plain lists, for JSON."""
         return {"names": list(self.names), "colours": [list(c) for c in self.colours], "ignore": self.ignore}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LabelSet:
-        """The inverse of `to_dict`. Without "colours", colours are made up; without "ignore", void is 255."""
+        """Invert `to_dict`. Without "colours", use `distinct_colours`; without "ignore", void is 255."""
         unknown = sorted(set(values) - {"names", "colours", "ignore"})
         if unknown or "names" not in values:
-            wrong = f"has the unknown key {unknown[0]!r}" if unknown else "has no 'names'"
-            raise ValueError(f"The description of a label set {wrong}; it takes 'names', 'colours' and 'ignore'.")
+            problem = f"has the unknown key {unknown[0]!r}" if unknown else "has no 'names'"
+            raise ValueError(f"The description of a label set {problem}; it takes 'names', 'colours' and 'ignore'.")
         names = values["names"]
         if not isinstance(names, list | tuple):
             raise ValueError(f"The 'names' of a label set are {names!r}; give a list with one name per label.")
@@ -88,7 +88,7 @@ class LabelSet:
         return cls(tuple(names), triples, values.get("ignore", 255))
 
     def palette(self) -> NDArray[np.uint8]:
-        """Colours (256, 3) to index with any mask: the labels', and cream for all other ids."""
+        """Return the colours (256, 3) to index with any mask; ids that are no labels are cream."""
         table = np.full((256, 3), VOID_COLOUR, dtype=np.uint8)
         table[: len(self)] = self.colours
         return table

@@ -1,20 +1,20 @@
-"""How long work tells how far it is."""
+"""Types of the callbacks by which long work reports how far it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[int, "int | None"], None]
-"""Called with (steps done, steps in all); None where nobody knows how many there are."""
+"""Called with (steps done, steps in all); None if the total is unknown."""
 
 Phases = Callable[[str], Progress]
-"""Begins a phase of the work by its name, and returns the Progress of that phase."""
+"""Called with the name of a phase when it begins; returns the Progress of that phase."""
 
 
 def no_progress(done: int, total: int | None) -> None:
-    """A Progress that tells nobody."""
+    """Report nothing."""
 
 
 def no_phases(name: str) -> Progress:
-    """Phases that tell nobody."""
+    """Report nothing in any phase."""
     return no_progress

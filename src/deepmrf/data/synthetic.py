@@ -1,9 +1,9 @@
-"""Generated scenes that are hard for a pixel alone and easy for a Markov random field.
+"""synthetic: generated scenes that are hard for a pixel alone and easy for a Markov random field.
 
 Figures stand on the ground with a hat above the head and a body below it; balls float above their shadow. Hat and body
-are of one cloth, head and ball of one colour: only what lies around tells them apart (label contexts). Colours differ
-little beside the noise, so that neighbours must be pooled (smoothness). Scenes follow from the seed, and in a video
-everything moves by a few pixels per frame.
+have the same pattern, head and ball the same colour: only their surroundings tell them apart (label contexts). Colours
+differ little compared with the noise, so that neighbours must be averaged (smoothness). The seed determines the scenes;
+in a video everything moves by a few pixels per frame.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COUNTS = {"train": 200, "val": 50, "test": 50}
 
 @dataclass(frozen=True)
 class Thing:
-    """A figure or a ball with its shadow, alone in its own column of the picture, so that nothing hides anything."""
+    """A figure or a ball with its shadow, alone in its column of the image, so that nothing hides anything."""
 
     is_figure: bool
     size: float
@@ -50,11 +50,11 @@ class Thing:
     speed: float
 
     def centre(self, frame: int) -> float:
-        """Its x in a frame; it turns round at the ends of its lane."""
+        """Return its x in a frame; it turns round at the ends of its lane."""
         low, high = self.lane
         span = max(high - low, 1e-6)
-        way = (self.start + self.speed * frame) % (2 * span)
-        return low + (way if way <= span else 2 * span - way)
+        distance = (self.start + self.speed * frame) % (2 * span)
+        return low + (distance if distance <= span else 2 * span - distance)
 
 
 class SyntheticDataset(Dataset):
@@ -87,9 +87,10 @@ def synthetic(
     seed: int = 0,
     to: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """`count` scenes of `size` (H, W) with Gaussian noise of that deviation; videos when `frames` is over 1.
+    """Generate `count` scenes of `size` (H, W); videos if `frames` is over 1.
 
-    With `to`, they are written there as images, masks and labels.json, and read from there.
+    noise: standard deviation of the Gaussian noise, of 255. to: write images, masks and labels.json into this folder,
+    and read them from there.
     """
     if split not in COUNTS:
         raise ValueError(f"The synthetic scenes have no split {split!r}; give one of {', '.join(COUNTS)}.")
@@ -109,7 +110,7 @@ def synthetic(
 
 
 def _things(rng: np.random.Generator, size: tuple[int, int]) -> list[Thing]:
-    """One thing per column, figures and balls at random, of random size, place and speed."""
+    """Draw one thing per column at random: figure or ball, size, position and speed."""
     height, width = size
     columns = max(1, round(width / (0.55 * height)))
     column_width = width / columns
@@ -126,11 +127,12 @@ def _things(rng: np.random.Generator, size: tuple[int, int]) -> list[Thing]:
 
 
 def _draw(things: list[Thing], frame: int, size: tuple[int, int]) -> Bytes:
-    """The labels (H, W)."""
+    """Draw the labels (H, W)."""
     mask = np.full(size, _GROUND, dtype=np.uint8)
     y, x = np.mgrid[: size[0], : size[1]] + 0.5
     for thing in things:
-        across, down = (x - thing.centre(frame)) / thing.size, (y - thing.top) / thing.size  # 1 is the whole height
+        # Distances from the thing's middle and top, in units of its height.
+        across, down = (x - thing.centre(frame)) / thing.size, (y - thing.top) / thing.size
         if thing.is_figure:
             shoulders = 0.17 + 0.12 * (down - 0.5)
             mask[(down >= 0.5) & (down < 1) & (abs(across) < shoulders)] = _BODY
@@ -145,7 +147,7 @@ def _draw(things: list[Thing], frame: int, size: tuple[int, int]) -> Bytes:
 
 
 def _paint(mask: Bytes, noise: float, seed: tuple[int, ...], frame: int) -> Bytes:
-    """The image (H, W, 3): colour, faint stripes, light from one side, and noise that is new in every frame."""
+    """Paint the image (H, W, 3): colour, faint stripes, light from one side, and new noise in every frame."""
     y, x = np.mgrid[: mask.shape[0], : mask.shape[1]]
     stripes = 6 * np.sin(_STRIPES[mask][..., 0] * y + _STRIPES[mask][..., 1] * x)
     tilt: NDArray[np.float64] = np.random.default_rng([*seed, 0]).uniform(-12, 12, 2)

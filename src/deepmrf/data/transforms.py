@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from deepmrf.data.files import VOID, Bytes
 
@@ -150,8 +151,6 @@ def _resize(image: Bytes, box: tuple[float, float, float, float], size: tuple[in
 
 
 def _resize_pillow(image: Bytes, box: tuple[float, float, float, float], size: tuple[int, int]) -> Bytes:
-    from PIL import Image
-
     limits = (image.shape[1], image.shape[0]) * 2
     cropped = tuple(min(max(edge, 0.0), float(limit)) for edge, limit in zip(box, limits, strict=True))
     picture = Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR, box=cropped)  # type: ignore[arg-type]
@@ -164,6 +163,4 @@ def _recolour(image: Bytes, colours: NDArray[np.float64]) -> Bytes:
     if cv2 is not None:
         changed: Bytes = cv2.transform(image, colours)
         return changed
-    from PIL import Image
-
     return np.asarray(Image.fromarray(image).convert("RGB", tuple(colours.ravel().tolist())))

@@ -1,4 +1,4 @@
-"""PASCAL VOC 2012 segmentation, with SBD's extra training masks, and its animals alone.
+"""voc: PASCAL VOC 2012 segmentation, with SBD's extra training masks; animals: its animals and persons alone.
 
 VOC2012/JPEGImages/NAME.jpg
 VOC2012/SegmentationClassAug/NAME.png    SBD and VOC together; where it is absent, SegmentationClass/NAME.png
@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from deepmrf.data.dataset import Dataset, Item, lookup_table, need_folder, need_items
-from deepmrf.data.files import VOID, DataError, read_list
+from deepmrf.data.files import DataError, read_list
 from deepmrf.data.labels import ANIMALS, VOC
 
 
 def voc(root: str | os.PathLike[str], split: str) -> Dataset:
-    """One of VOC's lists, such as "train", "trainaug" or "val"; `root` is the VOC2012 folder or one above it."""
+    """Open a list such as "train", "trainaug" or "val"; `root` is the VOC2012 folder or a folder above it."""
     items = _items(_voc_folder(Path(root)), split)
     return Dataset(items, VOC, lookup_table({label: label for label in range(len(VOC))}))
 
 
 def animals(root: str | os.PathLike[str], split: str) -> Dataset:
-    """The same images with cats, dogs, horses, cows, sheep and persons as labels, and all else as background."""
+    """Open the same images with cats, dogs, horses, cows, sheep and persons as labels; all else is background."""
     items = _items(_voc_folder(Path(root)), split)
     ids = {label: ANIMALS.names.index(name) if name in ANIMALS.names else 0 for label, name in enumerate(VOC.names)}
     return Dataset(items, ANIMALS, lookup_table(ids))
@@ -44,17 +45,17 @@ def _items(folder: Path, split: str) -> list[Item]:
     lists = folder / "ImageSets" / "Segmentation"
     path = lists / f"{split}.txt"
     if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in lists.glob("*.txt"))) or "none"
+        splits = ", ".join(sorted(p.stem for p in lists.glob("*.txt"))) or "none"
         hint = " (make it with deepmrf.data.add_sbd)" if split == "trainaug" else ""
-        raise FileNotFoundError(f"{path}{hint} does not exist; the lists there are: {known}.")
-    usual, extra = folder / "SegmentationClass", folder / "SegmentationClassAug"
-    if not usual.is_dir() and not extra.is_dir():
+        raise FileNotFoundError(f"{path}{hint} does not exist; the lists there are: {splits}.")
+    voc_masks, all_masks = folder / "SegmentationClass", folder / "SegmentationClassAug"
+    if not voc_masks.is_dir() and not all_masks.is_dir():
         raise FileNotFoundError(f"{folder} has neither SegmentationClassAug nor SegmentationClass; add the masks.")
     items = []
     for name in read_list(path):
-        mask = extra / f"{name}.png"
-        if usual.is_dir() and not mask.is_file():
-            mask = usual / f"{name}.png"
+        mask = all_masks / f"{name}.png"
+        if voc_masks.is_dir() and not mask.is_file():
+            mask = voc_masks / f"{name}.png"
         items.append(Item(name, folder / "JPEGImages" / f"{name}.jpg", mask))
     return need_items(items, folder, f"split {split!r}")
 
@@ -62,34 +63,30 @@ def _items(folder: Path, split: str) -> list[Item]:
 def add_sbd(root: str | os.PathLike[str], sbd: str | os.PathLike[str]) -> Path:
     """Write SegmentationClassAug and trainaug.txt from SBD's `dataset` folder (cls/*.mat, train.txt, val.txt).
 
-    trainaug is VOC's train and all of SBD less VOC's val: 10,582 images. VOC's own masks win where both have one.
+    trainaug is VOC's train and all of SBD without VOC's val: 10,582 images. VOC's own masks come first.
     """
     try:
         loadmat: Any = importlib.import_module("scipy.io").loadmat
     except ImportError:
         raise ImportError("Reading SBD's .mat files needs SciPy; install it with: pip install scipy") from None
-    from PIL import Image
-
-    folder, source = _voc_folder(Path(root)), need_folder(Path(sbd), "SBD's cls, train.txt and val.txt")
-    need_folder(source / "cls", "SBD's .mat files")
+    folder, sbd_folder = _voc_folder(Path(root)), need_folder(Path(sbd), "SBD's cls, train.txt and val.txt")
+    need_folder(sbd_folder / "cls", "SBD's .mat files")
     lists, target = folder / "ImageSets" / "Segmentation", folder / "SegmentationClassAug"
     train, val = read_list(lists / "train.txt"), read_list(lists / "val.txt")
-    extra = set(read_list(source / "train.txt")) | set(read_list(source / "val.txt"))
+    extra = set(read_list(sbd_folder / "train.txt")) | set(read_list(sbd_folder / "val.txt"))
     target.mkdir(exist_ok=True)
-    palette = VOC.palette()
-    palette[VOID] = (224, 224, 192)
     for name in sorted(extra.union(train, val)):
         own = folder / "SegmentationClass" / f"{name}.png"
         if own.is_file():
             (target / own.name).write_bytes(own.read_bytes())
             continue
-        path = source / "cls" / f"{name}.mat"
+        path = sbd_folder / "cls" / f"{name}.mat"
         try:
             ids = loadmat(str(path))["GTcls"]["Segmentation"][0, 0]
-        except (KeyError, ValueError, OSError) as why:
-            raise DataError(f"{path} is not a mask of SBD ({why}); unpack SBD again.", path, "unreadable") from why
+        except (KeyError, ValueError, OSError) as error:
+            raise DataError(f"{path} is not a mask of SBD ({error}); unpack SBD again.", path, "unreadable") from error
         picture = Image.fromarray(ids.astype(np.uint8), mode="L")
-        picture.putpalette(palette.tobytes())
+        picture.putpalette(VOC.palette().tobytes())
         picture.save(target / f"{name}.png")
     path = lists / "trainaug.txt"
     path.write_text("\n".join(sorted(extra.union(train) - set(val))) + "\n", encoding="utf-8")

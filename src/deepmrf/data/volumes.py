@@ -1,9 +1,9 @@
-"""Volumes as NIfTI files, .nii or .nii.gz, read and written by nibabel.
+"""Read and write volumes as NIfTI files, .nii or .nii.gz, with nibabel.
 
     volume = read_volume(Path("brain.nii.gz"))      # values (D, H, W) with D, H, W the file's axes i, j, k
     write_labels(ids, Path("labels.nii.gz"), volume)
 
-No axis is turned or resampled: what is written lies on the grid of what was read, with its affine and units.
+No axis is turned or resampled: a written file has the grid, affine and units of the volume it belongs to.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepmrf.data.files import VOID, Bytes, DataError, _map_ids
+from deepmrf.data.files import VOID, Bytes, DataError, map_ids
 from deepmrf.data.writing import write_bytes
 
 SUFFIXES = (".nii.gz", ".nii")
-"""The endings, in lower case, by which a file counts as a volume."""
+"""File name endings of volumes, in lower case."""
 PERCENTILES = (1.0, 99.0)
-"""The intensities that become 0 and 1; a few bright voxels must not darken all others."""
-SAMPLED = 1 << 20
-"""At most about this many voxels, evenly spread, are looked at for the percentiles."""
+"""Percentiles of the intensities that become 0 and 1, so that a few bright voxels do not darken all others."""
+PERCENTILE_VOXELS = 1 << 20
+"""About how many voxels, evenly spread, the percentiles are computed from."""
 
 Spacing = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Volume:
-    """What a NIfTI file holds."""
+    """The content of a NIfTI file."""
 
     path: Path
     values: NDArray[Any]
-    """(D, H, W), or (D, H, W, L) where several maps were allowed."""
+    """(D, H, W), or (D, H, W, L) for one map per label."""
     spacing: Spacing
-    """Distance between voxels along D, H and W, as the header has it (pixdim), usually in mm."""
+    """Distance between voxels along D, H and W from the header (pixdim), usually in mm."""
     affine: NDArray[np.float64]
     """From voxels to the world, (4, 4)."""
     header: Any
@@ -46,7 +46,7 @@ class Volume:
 
 
 def is_volume(path: Path) -> bool:
-    """Does the name say NIfTI?"""
+    """Whether the file name has an ending of NIfTI files."""
     return path.name.lower().endswith(SUFFIXES)
 
 
@@ -59,7 +59,7 @@ def stem(path: Path) -> str:
 
 
 def volumes_in(folder: Path) -> list[Path]:
-    """The NIfTI files directly in a folder, sorted by name, hidden files left out."""
+    """List the NIfTI files directly in a folder, sorted by name, without hidden files."""
     return sorted(p for p in folder.iterdir() if is_volume(p) and not p.name.startswith("."))
 
 
@@ -74,7 +74,7 @@ def _nibabel() -> Any:
 
 
 def _opened(path: Path, values: bool) -> tuple[Any, NDArray[Any] | None]:
-    """nibabel's image and, if asked, its numbers; all that nibabel raises for a bad file becomes a DataError."""
+    """Open a file with nibabel and, if asked, read its values; turn every error about the file into a DataError."""
     nibabel = _nibabel()
     try:
         image = nibabel.load(path)
@@ -83,28 +83,27 @@ def _opened(path: Path, values: bool) -> tuple[Any, NDArray[Any] | None]:
         raise FileNotFoundError(f"{path} is missing; put it there or take it off the list of volumes.") from None
     except MemoryError:
         raise
-    except Exception as why:  # a broken file makes nibabel raise nearly anything
-        reason = (str(why).splitlines() or [type(why).__name__])[0].rstrip(".").replace(str(path), "it")
-        raise DataError(
-            f"{path} cannot be read as a NIfTI volume ({reason}); replace the file.", path, "unreadable"
-        ) from why
+    except Exception as error:  # a broken file makes nibabel raise nearly anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".").replace(str(path), "it")
+        message = f"{path} cannot be read as a NIfTI volume ({reason}); replace the file."
+        raise DataError(message, path, "unreadable") from error
 
 
 def _size(shape: tuple[int, ...], path: Path, several: bool) -> tuple[int, ...]:
-    """The shape without single axes behind the third: (D, H, W), or (D, H, W, L) where `several` are allowed."""
+    """Drop axes of length 1 behind the third, and check: (D, H, W), or also (D, H, W, L) with `several`."""
     if len(shape) > 3:
         shape = shape[:3] + tuple(n for n in shape[3:] if n != 1)
     if len(shape) < 3 or not math.prod(shape):
         raise DataError(f"{path} has shape {shape}; a volume needs three axes.", path, "size")
     if len(shape) > (4 if several else 3):
-        what = "one map per label along the fourth axis" if several else "one volume per file"
-        raise DataError(f"{path} has shape {shape}; save {what}.", path, "size")
+        content = "one map per label along the fourth axis" if several else "one volume per file"
+        raise DataError(f"{path} has shape {shape}; save {content}.", path, "size")
     return shape
 
 
 def _spacing(image: Any, path: Path) -> Spacing:
     zooms = [float(zoom) for zoom in image.header.get_zooms()[:3]]
-    if not all(0 < zoom < math.inf for zoom in zooms):  # then the affine may still tell
+    if not all(0 < zoom < math.inf for zoom in zooms):  # fall back on the affine
         zooms = [float(length) for length in np.sqrt((image.affine[:3, :3] ** 2).sum(0))]
     if not all(0 < zoom < math.inf for zoom in zooms):
         raise DataError(f"{path} gives no distance between its voxels; correct pixdim.", path, "unreadable")
@@ -112,15 +111,15 @@ def _spacing(image: Any, path: Path) -> Spacing:
 
 
 def read_grid(path: Path) -> tuple[tuple[int, ...], Spacing]:
-    """Shape and spacing of a file, from its header alone."""
+    """Read shape and spacing of a file from its header alone."""
     image, _ = _opened(path, values=False)
     return _size(tuple(image.shape), path, several=True), _spacing(image, path)
 
 
 def read_volume(path: Path, several: bool = False) -> Volume:
-    """One volume (D, H, W) or, with `several`, also one map per label (D, H, W, L)."""
+    """Read a volume (D, H, W) or, with `several`, also one map per label (D, H, W, L)."""
     image, values = _opened(path, values=True)
-    assert values is not None  # they were asked for
+    assert values is not None
     if values.dtype.kind not in "biuf":
         raise DataError(f"{path} holds {values.dtype} values; save one number per voxel.", path, "unreadable")
     values = values.reshape(_size(values.shape, path, several))
@@ -128,7 +127,7 @@ def read_volume(path: Path, several: bool = False) -> Volume:
 
 
 def whole_numbers(values: NDArray[Any]) -> NDArray[np.int64] | None:
-    """The values as ints if that is what they are, saved as floats or not; else None."""
+    """Return the values as ints, or None if any of them is not a whole number."""
     if values.dtype.kind in "biu":
         return values.astype(np.int64)
     if not np.isfinite(values).all() or (values != np.round(values)).any():
@@ -137,39 +136,39 @@ def whole_numbers(values: NDArray[Any]) -> NDArray[np.int64] | None:
 
 
 def read_volume_mask(path: Path, lookup: NDArray[np.int16]) -> tuple[Bytes, Volume]:
-    """A file of label ids as (D, H, W) of uint8, through `lookup` (256,), -1 being an error; and what was read."""
+    """Read a file of label ids as labels (D, H, W) by `lookup` (256,), where -1 is an error; return the volume too."""
     volume = read_volume(path)
     ids = whole_numbers(volume.values)
     if ids is None:
         raise DataError(f"{path} holds fractions, but a mask needs label ids; save whole numbers.", path, "id")
-    odd = ids[(ids < 0) | (ids > VOID)]
-    if odd.size:
-        raise DataError(f"{path} holds the id {int(odd[0])}; ids must be 0 to 255, and 255 is void.", path, "id")
-    return _map_ids(ids.astype(np.uint8), lookup, path), volume
+    wrong = ids[(ids < 0) | (ids > VOID)]
+    if wrong.size:
+        raise DataError(f"{path} holds the id {int(wrong[0])}; ids must be 0 to 255, and 255 is void.", path, "id")
+    return map_ids(ids.astype(np.uint8), lookup, path), volume
 
 
 def unit_range(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Intensities with the 1st and 99th percentile of the volume at 0 and 1, clipped there; NaN becomes 0.
+    """Scale the intensities so that the 1st and 99th percentile are 0 and 1, and clip; NaN becomes 0.
 
-    CT, MRI of any scanner and microscopes alike then give features of the same unit.
+    Features then have the same unit for CT, MRI of any scanner and microscopes.
     """
-    flat = values.reshape(-1)[:: max(1, values.size // SAMPLED)]
-    seen = flat[np.isfinite(flat)].astype(np.float64)
-    low, high = np.percentile(seen, PERCENTILES) if seen.size else (0.0, 1.0)
+    flat = values.reshape(-1)[:: max(1, values.size // PERCENTILE_VOXELS)]
+    finite = flat[np.isfinite(flat)].astype(np.float64)
+    low, high = np.percentile(finite, PERCENTILES) if finite.size else (0.0, 1.0)
     if high <= low:  # nearly all voxels are equal, as in a mask
-        low, high = (seen.min(), seen.max()) if seen.size else (0.0, 1.0)
+        low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
     scale = 1 / (high - low) if high > low else 1.0
-    made = (values.astype(np.float32) - np.float32(low)) * np.float32(scale)
-    filled: NDArray[np.float32] = np.nan_to_num(made, nan=0.0, posinf=1.0, neginf=0.0, copy=False)
+    scaled = (values.astype(np.float32) - np.float32(low)) * np.float32(scale)
+    filled: NDArray[np.float32] = np.nan_to_num(scaled, nan=0.0, posinf=1.0, neginf=0.0, copy=False)
     return np.clip(filled, 0, 1, out=filled)
 
 
 def write_labels(ids: Bytes, path: Path, like: Volume) -> None:
-    """Write label ids (D, H, W) on the grid of `like`, in one step; .nii.gz is compressed, .nii is not."""
+    """Write label ids (D, H, W) atomically on the grid of `like`; .nii.gz is compressed, .nii is not."""
     nibabel = _nibabel()
     header = like.header.copy()
     header.set_data_dtype(np.uint8)
-    for field in ("cal_min", "cal_max", "glmin", "glmax"):  # of intensities, not of labels
+    for field in ("cal_min", "cal_max", "glmin", "glmax"):  # they describe intensities
         if field in header:
             header[field] = 0
     kind = nibabel.Nifti2Image if header["sizeof_hdr"] == 540 else nibabel.Nifti1Image

@@ -1,7 +1,7 @@
-"""Writing files atomically: a file is replaced as a whole or not at all, whatever stops the process.
+"""Write files atomically: a file is replaced completely or not at all, even if the process is killed.
 
     with replacing(path) as file:      # a binary file beside `path`
-        file.write(content)            # takes the place of `path` when the block ends without an error
+        file.write(content)            # replaces `path` when the block ends without an error
 
 Only regular files are replaced. What a symbolic link points to is replaced, not the link; devices and pipes are
 written to directly.
@@ -20,7 +20,7 @@ from typing import IO
 def replacing(path: Path, sync: bool = False) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` at the end of the block; after an error, `path` is as before.
 
-    sync: wait until the content is on the disk. Missing folders are made.
+    sync: wait until the content is on the disk. Missing folders are created.
     """
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -43,18 +43,18 @@ def replacing(path: Path, sync: bool = False) -> Iterator[IO[bytes]]:
 
 
 def write_bytes(path: Path, content: bytes, sync: bool = False) -> None:
-    """Replace a file by this content."""
+    """Replace a file by `content`."""
     with replacing(path, sync) as file:
         file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by this text, in UTF-8."""
+    """Replace a file by `text` in UTF-8."""
     write_bytes(path, text.encode())
 
 
 def check_folder(folder: Path, content: str) -> None:
-    """Raise a ValueError where `folder`, which is to hold `content`, cannot be made: a file is in its way."""
+    """Raise a ValueError if a file is where `folder`, for `content`, or one of its parents should be."""
     for path in (folder, *folder.parents):
         if path.exists():
             if not path.is_dir():
