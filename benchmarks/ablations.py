@@ -27,7 +27,7 @@ import deepmrf
 from deepmrf.data import open_data
 from deepmrf.data.transforms import Augment
 from deepmrf.layers import MeanField
-from deepmrf.models.parsing_network import load
+from deepmrf.models.parsing_network import read_model
 from deepmrf.training.loss import cross_entropy, lovasz
 from deepmrf.training.recipe import Stage
 from deepmrf.training.stages import rate_at
@@ -219,7 +219,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     started = time.time()
-    model = load(arguments.model).to(device)
+    model = read_model(arguments.model).to(device)
     train, val = open_data(arguments.data, arguments.train_split), open_data(arguments.data, arguments.val_split)
     labels, ignore = len(train.labels), train.labels.ignore
     pairs = [train.read(item) for item in train]

@@ -124,7 +124,7 @@ def newq():
 def model_folder(tmp_path_factory):
     """A saved model that has learned nothing, yet finds every one of its labels somewhere."""
     from deepmrf.data.labels import ANIMALS
-    from deepmrf.models.parsing_network import DeepParsingNetwork, save
+    from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
 
     torch.manual_seed(1)
     model = DeepParsingNetwork.build(
@@ -134,7 +134,7 @@ def model_folder(tmp_path_factory):
         model.unary.classify[1].weight.mul_(200)
         model.mean_field.label_contexts.weight.normal_(std=0.3)
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    save(model.eval(), folder)
+    write_model(model.eval(), folder)
     return folder
 
 

@@ -10,7 +10,7 @@ from deepmrf.cli import app
 from deepmrf.data import synthetic
 from deepmrf.data.folder import write_folder
 from deepmrf.data.synthetic import LABELS
-from deepmrf.models.parsing_network import DeepParsingNetwork, save
+from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
 
 DATA = "synthetic:24x32"
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -20,7 +20,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine w
 def run(tmp_path):
     """The folder of a run, with its model in it."""
     settings = {"window": 3, "contexts": 2, "context_size": 3}
-    save(DeepParsingNetwork.build("fast", LABELS, {"width": 8}, settings).eval(), tmp_path / "run" / "model")
+    write_model(DeepParsingNetwork.build("fast", LABELS, {"width": 8}, settings).eval(), tmp_path / "run" / "model")
     return tmp_path / "run"
 
 

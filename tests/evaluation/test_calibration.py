@@ -16,7 +16,7 @@ from deepmrf.data import open_data
 from deepmrf.data.synthetic import LABELS
 from deepmrf.evaluation.calibration import BINS, Confidence, best, calibrate
 from deepmrf.evaluation.evaluate import evaluate
-from deepmrf.models.parsing_network import DeepParsingNetwork, load, save
+from deepmrf.models.parsing_network import DeepParsingNetwork, read_model, write_model
 from deepmrf.predict.scales import predictor
 
 DATA = "synthetic:24x32"
@@ -45,7 +45,7 @@ def folder(tmp_path):
     """A saved model whose network is the real thing, untrained, and so no surer than it should be."""
     torch.manual_seed(0)
     model = DeepParsingNetwork.build("fast", LABELS, {"width": 8}, {"window": 3, "contexts": 2, "context_size": 3})
-    save(model.eval(), tmp_path / "model")
+    write_model(model.eval(), tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -123,7 +123,7 @@ def test_the_command_shows_and_writes(folder, tmp_path):
     out = tmp_path / "calibrated"
     result = type_in("calibrate", folder, "--data", DATA, "-t", 2, "-o", out)
     assert result.exit_code == 0, result.output
-    made, old = load(out), load(folder)
+    made, old = read_model(out), read_model(folder)
     assert (made.mean_field.temperature, old.mean_field.temperature) == (2.0, 1.0)
     assert all(torch.equal(value, made.state_dict()[name]) for name, value in old.state_dict().items())
     config = json.loads((out / "config.json").read_text())

@@ -22,7 +22,7 @@ from deepmrf.cli import app
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.export import check, check_path, export, program
 from deepmrf.export import onnx as onnx_file
-from deepmrf.models.parsing_network import DeepParsingNetwork, save
+from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
 from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_zoom, enlarge, unzoomed, zoomed
 
 data = pytest.importorskip("skimage.data")
@@ -213,7 +213,7 @@ def test_a_model_of_full_size_through_the_command(tmp_path):
     """The bundled models' kind. Tracing it takes long, so all that is asked of its file is asked here."""
     settings = {"kernel": "gaussian", "gate": False, "window": 51, "contexts": 5, "context_size": 9}
     model = lively(DeepParsingNetwork.build("fast", some_labels(11), {}, settings), 0.1)
-    save(model, tmp_path / "model")
+    write_model(model, tmp_path / "model")
     Image.fromarray(data.chelsea()).save(tmp_path / "photo.jpg", quality=95)
     file = tmp_path / "new" / "model.onnx"
     said = type_in(tmp_path / "model", "-o", file, "--image", tmp_path / "photo.jpg")
@@ -303,7 +303,7 @@ def test_a_higher_tolerance_accepts_what_the_usual_one_does_not(tmp_path, monkey
     [found] = export(small_model(None), tmp_path / "model.pt2", images, tolerance=5e-4)
     assert found.difference == pytest.approx(3e-4, rel=0.05)
     assert (tmp_path / "model.pt2").exists()
-    save(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None), tmp_path / "fast")
+    write_model(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None), tmp_path / "fast")
     said = type_in(tmp_path / "fast", "-o", tmp_path / "fast.pt2", "--tolerance", "-1")
     assert said.exit_code == 2
     assert "tolerance" in said.output

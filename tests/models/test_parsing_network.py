@@ -8,7 +8,7 @@ import torch
 
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.flow import Flow, estimate
-from deepmrf.models.parsing_network import DeepParsingNetwork, load, save
+from deepmrf.models.parsing_network import DeepParsingNetwork, read_model, write_model
 
 LABELS = LabelSet(("a", "b", "c"), distinct_colours(3))
 
@@ -60,8 +60,8 @@ def test_frames_count_once_the_weights_do(tmp_path):
     frames, flow = tensor(clip()), estimate(clip())
     rigid, linked = deep(frames), deep(frames, flow)
     assert (rigid.exp() - linked.exp()).abs().max() > 1e-3
-    save(deep, tmp_path)
-    again = load(tmp_path)
+    write_model(deep, tmp_path)
+    again = read_model(tmp_path)
     assert again.mean_field.settings == deep.mean_field.settings
     assert torch.equal(again(frames, flow), linked)
     assert torch.equal(again(frames), rigid)

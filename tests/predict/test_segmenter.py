@@ -17,8 +17,7 @@ import deepmrf
 from deepmrf.data.files import DataError
 from deepmrf.data.images import as_image
 from deepmrf.models import names as models
-from deepmrf.models.parsing_network import load as load_folder
-from deepmrf.models.parsing_network import save
+from deepmrf.models.parsing_network import read_model, write_model
 from deepmrf.predict import segmenter as segment
 from deepmrf.predict.segmenter import Segmenter, load
 
@@ -52,7 +51,7 @@ def copied(model_folder, tmp_path):
 def test_load_and_segment(model_folder, image):
     segmenter = deepmrf.load(model_folder)
     found = segmenter(image)
-    whole = load_folder(model_folder)(torch.from_numpy(image).permute(2, 0, 1)[None]).exp()[0].detach().numpy()
+    whole = read_model(model_folder)(torch.from_numpy(image).permute(2, 0, 1)[None]).exp()[0].detach().numpy()
     assert found.labels.shape == (45, 70)
     assert len(set(found.labels.ravel().tolist())) > 1
     np.testing.assert_array_equal(found.labels, whole.argmax(0))
@@ -116,10 +115,10 @@ def test_what_is_no_image_is_told_why(wrong, error, says):
 
 
 def test_several_models_are_averaged(model_folder, copied, image, tmp_path):
-    other = load_folder(model_folder)
+    other = read_model(model_folder)
     with torch.no_grad():
         other.unary.classify[1].weight.neg_()
-    save(other, tmp_path / "other")
+    write_model(other, tmp_path / "other")
     single = [load(folder)(image).probabilities for folder in (model_folder, tmp_path / "other")]
     found = load(model_folder, tmp_path / "other")(image).probabilities
     np.testing.assert_allclose(found, (single[0] + single[1]) / 2, atol=1e-6)
@@ -209,7 +208,7 @@ def test_the_limit_on_pixels(model_folder, image, tmp_path):
 
 def test_identity_tells_models_and_settings_apart(model_folder, tmp_path):
     assert load(model_folder).identity == load(model_folder).identity
-    other = load_folder(model_folder)
+    other = read_model(model_folder)
     with torch.no_grad():
         other.unary.classify[1].bias[0] += 1
     names = {load(model_folder, flip=flip, tile=tile).identity for flip in (False, True) for tile in (None, 64)}
@@ -270,7 +269,7 @@ CHANGES = {
     "missing": (lambda c: c.pop("mean_field"), "has no 'mean_field'"),
     "list": (lambda c: c.update(mean_field=[1]), "describes no mean field"),
     "format": (lambda c: c.update(format=99), "has format 99.*upgrade"),
-    "own network": (lambda c: c["unary"].update(network=None), "network of one's own"),
+    "own network": (lambda c: c["unary"].update(network=None), "pass that network again"),
 }
 
 

@@ -76,7 +76,7 @@ def test_a_disk_that_fills_up_gives_one_sentence(folders, tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("deepmrf.refine.folder.write_checkpoint", full)
+    monkeypatch.setattr("deepmrf.models.folder.to_bytes", full)
     quick = ("--window", 3, "--contexts", 0, "--folds", 2, "--crop", 16, "--penalty-steps", 2)
     code, text = type_in("fit", *typed(folders), "-o", tmp_path / "mrf", *quick)
     assert code == 2

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from deepmrf.cli import app
 from deepmrf.data import synthetic
 from deepmrf.data.folder import write_folder
-from deepmrf.models.parsing_network import load
+from deepmrf.models.parsing_network import read_model
 from deepmrf.training import checkpoint
 from deepmrf.training import loop as train
 from deepmrf.training import recipe as recipes
@@ -164,8 +164,8 @@ def test_an_evaluation_that_fails_costs_no_steps(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "_evaluate", real)
     scores = train.train(settings, tmp_path / "cut", resume=True)
     assert list(scores) == ["unary", "mrf"]
-    expected = load(tmp_path / "whole" / "model").state_dict()
-    for name, value in load(tmp_path / "cut" / "model").state_dict().items():
+    expected = read_model(tmp_path / "whole" / "model").state_dict()
+    for name, value in read_model(tmp_path / "cut" / "model").state_dict().items():
         assert torch.equal(value, expected[name]), name
 
 

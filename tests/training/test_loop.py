@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from deepmrf.cli import app
-from deepmrf.models.parsing_network import DeepParsingNetwork, load
+from deepmrf.models.parsing_network import DeepParsingNetwork, read_model
 from deepmrf.training import checkpoint
 from deepmrf.training import loop as train
 from deepmrf.training.recipe import load as load_recipe
@@ -88,7 +88,7 @@ def type_in(*words: object):
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return dict(load(folder / "model").state_dict())
+    return dict(read_model(folder / "model").state_dict())
 
 
 def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
@@ -125,7 +125,7 @@ def test_what_is_fixed_is_computed_once_and_changes_nothing(recipe, tmp_path, mo
     monkeypatch.setattr(train, "keeps_penalty", lambda *_: False)
     train.train(settings, tmp_path / "anew")
     assert len(calls) == 1
-    found, wanted = (load(tmp_path / name / "model").mean_field.label_contexts for name in ("kept", "anew"))
+    found, wanted = (read_model(tmp_path / name / "model").mean_field.label_contexts for name in ("kept", "anew"))
     start = DeepParsingNetwork.from_pretrained(tmp_path / "anew" / "model").mean_field.label_contexts
     torch.nn.init.zeros_(start.weight)
     start.set_compatibility(torch.eye(start.labels))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from deepmrf.cli import app
 from deepmrf.data import synthetic
 from deepmrf.data.folder import write_folder
-from deepmrf.models.parsing_network import DeepParsingNetwork, load, save
+from deepmrf.models.parsing_network import DeepParsingNetwork, read_model, write_model
 from deepmrf.training import recipe as recipes
 from deepmrf.training.loop import Watch, train
 
@@ -68,7 +68,7 @@ def start(tmp_path_factory):
         for parameter in model.mean_field.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     folder = tmp_path_factory.mktemp("start")
-    save(model, folder)
+    write_model(model, folder)
     return folder
 
 
@@ -96,7 +96,7 @@ def test_links_alone_leave_the_rest_as_it_was(recipe, tmp_path, start):
     out = tmp_path / "run"
     result = type_in("train", recipe, "-o", out, "--set", 'stage.mrf.learn=["links"]')
     assert result.exit_code == 0, result.output
-    made, before = load(out / "model"), load(start).inflate()
+    made, before = read_model(out / "model"), read_model(start).inflate()
     moved = {name for name, value in made.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
     assert moved == {f"mean_field.triple_penalty.{name}_weights" for name in ("frame", "link")}
     single = type_in(
@@ -113,7 +113,7 @@ def test_a_model_of_images_learns_from_moved_stills(recipe, tmp_path, start, dat
     scores = json.loads((out / "metrics.json").read_text())["val"]["mrf"]
     assert 0 < scores["temporal_consistency"] <= 1
     assert scores["images"] == 5
-    made, before = load(out / "model"), load(start)
+    made, before = read_model(out / "model"), read_model(start)
     assert made.mean_field.dims == 3
     assert all(torch.equal(v, made.unary.state_dict()[n]) for n, v in before.unary.state_dict().items())
     assert (made.mean_field.triple_penalty.frame_weights != 0).all()
@@ -147,8 +147,8 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(recipe, tmp_path, set
     with pytest.raises(KeyboardInterrupt):
         train(loaded, tmp_path / "cut", watch=Watch(moved=stop))
     train(loaded, tmp_path / "cut", resume=True)
-    expected = load(tmp_path / "whole" / "model").state_dict()
-    for name, value in load(tmp_path / "cut" / "model").state_dict().items():
+    expected = read_model(tmp_path / "whole" / "model").state_dict()
+    for name, value in read_model(tmp_path / "cut" / "model").state_dict().items():
         assert torch.equal(value, expected[name]), name
     assert (tmp_path / "cut" / "flow").exists() == bool(settings)
 
@@ -173,15 +173,15 @@ def test_all_four_stages_over_clips_of_videos(recipe, tmp_path):
     assert result.exit_code == 0, result.output
     scores = json.loads((tmp_path / "run" / "metrics.json").read_text())["val"]
     assert list(scores) == [*stages, "joint, network alone"]
-    assert load(tmp_path / "run" / "model").mean_field.triple_penalty.frame_weights.item() != 0
+    assert read_model(tmp_path / "run" / "model").mean_field.triple_penalty.frame_weights.item() != 0
 
 
 def test_a_stage_of_one_part_keeps_what_the_start_had_learned(recipe, tmp_path, start):
     words = ("--set=stage.mrf.learn=['triple_penalty']", "--set=stage.mrf.steps=1")
     result = type_in("train", recipe, "-o", tmp_path / "run", *words)
     assert result.exit_code == 0, result.output
-    patterns = load(tmp_path / "run" / "model").mean_field.label_contexts.weight
-    assert torch.equal(patterns[:, :, 1], load(start).mean_field.label_contexts.weight)
+    patterns = read_model(tmp_path / "run" / "model").mean_field.label_contexts.weight
+    assert torch.equal(patterns[:, :, 1], read_model(start).mean_field.label_contexts.weight)
 
 
 @pytest.mark.parametrize(

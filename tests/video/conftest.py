@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 av = pytest.importorskip("av")
 
 from deepmrf.cli import app  # noqa: E402
-from deepmrf.models.parsing_network import load  # noqa: E402
+from deepmrf.models.parsing_network import read_model  # noqa: E402
 from deepmrf.predict.segmenter import Segmenter  # noqa: E402
 
 
@@ -99,7 +99,7 @@ def heard():
 
 @pytest.fixture
 def segmenter(model_folder):
-    return Segmenter([load(model_folder)], device="cpu")
+    return Segmenter([read_model(model_folder)], device="cpu")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from deepmrf.data.labels import ANIMALS
-from deepmrf.models.parsing_network import load
+from deepmrf.models.parsing_network import read_model
 from deepmrf.video import record
 
 av = pytest.importorskip("av")
@@ -211,7 +211,7 @@ def test_a_wrong_option_gets_one_sentence(type_in, film, words, code, says):
 
 
 def test_a_model_of_clips(type_in, film, pictures, model_folder):
-    load(model_folder).inflate().save_pretrained("clips")
+    read_model(model_folder).inflate().save_pretrained("clips")
     film("drive.mov", pictures(6, (32, 48)))
     text = type_in("drive.mov", "-m", "clips", "-o", "out.mp4")
     assert re.search(r"Temporal consistency: \d+\.\d\d% of pixels keep their label along the flow\.", text)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deepmrf.flow import estimate
-from deepmrf.models.parsing_network import load
+from deepmrf.models.parsing_network import read_model
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video import Source, segment_video, streaming, windows
 
@@ -41,7 +41,7 @@ class Given(Source):
 def clip_model(model_folder):
     """A model whose mean field looks one frame farther in b12 and one in b13, and whose frames do matter."""
     torch.manual_seed(3)
-    model = load(model_folder).inflate()
+    model = read_model(model_folder).inflate()
     with torch.no_grad():
         model.mean_field.triple_penalty.frame_weights.fill_(0.8)
         model.mean_field.label_contexts.weight.normal_(std=0.3)
@@ -166,9 +166,9 @@ def test_other_frames_do_matter_here(clip_model, pictures):
 
 
 def test_reach_in_time(clip_model, segmenter):
-    assert windows.temporal_reach(clip_model.mean_field) == 2
-    assert windows.temporal_reach(segmenter.model.mean_field) == 0
-    assert windows.temporal_reach(None) == 0
+    assert windows.frame_reach(clip_model.mean_field) == 2
+    assert windows.frame_reach(segmenter.model.mean_field) == 0
+    assert windows.frame_reach(None) == 0
 
 
 def test_flips_scales_and_several_models_are_averaged(clip_model, segmenter, pictures):

@@ -46,7 +46,7 @@ def calibrate_command(
         from deepmrf.data.writing import check_folder
         from deepmrf.evaluation.calibration import TEMPERATURES, best, calibrate
         from deepmrf.evaluation.models import open_models
-        from deepmrf.models.parsing_network import save
+        from deepmrf.models.parsing_network import write_model
         from deepmrf.predict.devices import chosen_device
 
         if out is not None:  # before minutes are spent
@@ -61,7 +61,7 @@ def calibrate_command(
             opened.mean_field.temperature = chosen.temperature
             values = {"split": split, "temperature": chosen.temperature, "nll": chosen.nll, "error": chosen.error}
             opened.card.metrics["calibration"] = {"data": data.split(":")[0], **values, "miou": chosen.miou}
-            save(opened, out)
+            write_model(opened, out)
     headings = ("temperature", "mIoU", "pixels right", "sure of", "calibration error", "nll")
     cells = []
     for row in rows:

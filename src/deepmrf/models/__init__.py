@@ -1,5 +1,6 @@
-"""Models: a unary network and its MRF as one, saved and found by name.
+"""Models: a unary network and its MRF together, saved in a folder and found by name.
 
 parsing_network   DeepParsingNetwork: network (b1 to b11) and mean field (b12 to b15)
+folder            the model folder: config.json and model.safetensors
 names             models by name: bundled, in a folder, on the hub
 """

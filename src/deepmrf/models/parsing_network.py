@@ -3,25 +3,19 @@
     log_q = dpn(image)          # (B, 3, H, W) in [0, 1] or uint8 -> (B, L, H, W), normalised log-probabilities
     log_q = dpn(clip, flow)     # (B, 3, T, H, W) -> (B, L, T, H, W): the network frame by frame, then the MRF
 
-`inflate` makes a model for clips of a trained one for images. To it, an image is a clip of one frame; to a model for
-images, the frames of a clip are so many images.
-It is saved as safetensors plus config.json: constructor arguments, labels and colours, metrics, recipe; all that one
-must know to use it, and nothing that runs code. A saved folder may live on a disk or on the Hugging Face hub.
+`inflate` makes a model for clips from a trained one for images. It takes an image as a clip of one frame; a model for
+images takes the frames of a clip as so many images. folder.py says how models are saved.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
-from safetensors.torch import load_file
-from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from deepmrf import unary as unaries
@@ -29,10 +23,15 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.flow import Flow
 from deepmrf.flow.clip import fold, unfold
 from deepmrf.layers import MeanField
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FORMAT = 1
-"""Raised when a saved config can no longer be read by older versions."""
+from deepmrf.models.folder import (
+    FORMAT,
+    check_sizes,
+    download,
+    read_config,
+    read_weights,
+    refusing_damage,
+    write_folder,
+)
 
 
 @dataclass
@@ -103,7 +102,7 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
         """Does the network itself take three axes? Else those of a clip are folded into the batch."""
         mrf = self.mean_field
         spatial = mrf is not None and mrf.dims == 3 and not mrf.triple_penalty.temporal
-        return spatial or getattr(self.unary, "name", None) == "volume"
+        return spatial or isinstance(self.unary, unaries.Volume)
 
     def inflate(self, window_frames: int = 3, context_frames: int = 3) -> DeepParsingNetwork:
         """A model for clips with this one's weights, which before training gives every frame what this one gives it.
@@ -113,68 +112,56 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
         if self.mean_field is None:
             raise ValueError("This model has no mean field to inflate: it is the network alone.")
         mean_field = self.mean_field.inflate(window_frames, context_frames)
-        made = DeepParsingNetwork(copy.deepcopy(self.unary), mean_field, self.labels, copy.deepcopy(self.card))
-        return made.train(self.training)
+        model = DeepParsingNetwork(copy.deepcopy(self.unary), mean_field, self.labels, copy.deepcopy(self.card))
+        return model.train(self.training)
 
     def config(self) -> dict[str, Any]:
-        """All that rebuilds the model, as plain JSON."""
-        mrf = None if self.mean_field is None else self.mean_field.settings
+        """All that rebuilds the model, as plain JSON; a network of the user's own has no name there."""
+        built_in = isinstance(self.unary, unaries.NETWORKS)
+        options: Any = self.unary.config if built_in or isinstance(self.unary, unaries.Wrapped) else {}
         return {
             "format": FORMAT,
-            "unary": {"network": getattr(self.unary, "name", None), "options": getattr(self.unary, "config", {})},
-            "mean_field": mrf,
+            "unary": {"network": self.unary.name if built_in else None, "options": options},
+            "mean_field": None if self.mean_field is None else self.mean_field.settings,
             "labels": self.labels.to_dict(),
             "metrics": self.card.metrics,
             "recipe": self.card.recipe,
         }
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        save(self, Path(save_directory))
+        write_model(self, Path(save_directory))
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, unary: Any = None, **download: Any) -> Any:
+    def _from_pretrained(cls, *, model_id: str, unary: Any = None, **options: Any) -> Any:
         folder = Path(model_id)
         if not folder.is_dir():
             known = inspect.signature(hf_hub_download).parameters
-            wanted = {key: value for key, value in download.items() if key in known}
-            folder = Path(hf_hub_download(model_id, CONFIG, **wanted)).parent
-            hf_hub_download(model_id, WEIGHTS, **wanted)
+            folder = download(model_id, **{key: value for key, value in options.items() if key in known})
         # The mixin passes on whatever of config.json has the name of an argument: only a network is one.
-        return load(folder, unary if isinstance(unary, nn.Module) else None)
+        return read_model(folder, unary if isinstance(unary, nn.Module) else None)
 
 
-def save(model: DeepParsingNetwork, folder: Path, half: bool = False) -> None:
-    """Write weights and config; `half` stores weights as float16, at half the size."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    if half:
-        tensors = {n: v.half() if v.dtype == torch.float32 and v.dim() > 1 else v for n, v in tensors.items()}
-    (folder / WEIGHTS).write_bytes(to_bytes(tensors))  # save_file would let nobody else read it
-    (folder / CONFIG).write_text(json.dumps(model.config(), indent=1) + "\n")
+def write_model(model: DeepParsingNetwork, folder: Path, half: bool = False) -> None:
+    """Write weights and config into a folder; `half` stores the weights as float16, at half the size."""
+    write_folder(folder, model.config(), model.state_dict(), half)
 
 
-def load(folder: Path, unary: nn.Module | None = None) -> DeepParsingNetwork:
-    """Read what `save` wrote. A model around a foreign network needs that network again, as `unary`."""
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(
-                f"{folder} holds no {name}: pass a folder written by save_pretrained or deepmrf train."
-            )
-    config = json.loads((folder / CONFIG).read_text())
-    if config.get("format", 0) > FORMAT:
-        raise ValueError(f"{folder / CONFIG} has format {config['format']}, newer than this deepmrf reads: upgrade it.")
-    labels = LabelSet.from_dict(config["labels"])
-    if unary is None:
-        if not config["unary"]["network"]:
-            raise ValueError(f"{folder} was saved around a network of your own: pass it again as unary=network.")
-        options = {k: v for k, v in config["unary"]["options"].items() if k != "labels"}
-        unary = unaries.build(config["unary"]["network"], len(labels), **options)
-    mrf = config["mean_field"]
-    mean_field = None if mrf is None else MeanField(**mrf)
-    model = DeepParsingNetwork(unary, mean_field, labels, Card(config["metrics"], config["recipe"]))
-    weights = {
-        name: value.float() if value.is_floating_point() else value
-        for name, value in load_file(folder / WEIGHTS).items()
-    }
-    model.load_state_dict(weights)
+def read_model(folder: Path, unary: nn.Module | None = None) -> DeepParsingNetwork:
+    """Read the model in a folder. One around a network of your own needs that network again, as `unary`."""
+    config = read_config(folder)
+    saved = config["unary"]
+    if unary is None and saved.get("network") in (None, "wrapped"):
+        raise ValueError(
+            f"{folder} was saved around a network of your own: load it in Python and pass that network again, with "
+            "DeepParsingNetwork.from_pretrained(folder, unary=network)."
+        )
+    with refusing_damage(folder):
+        check_sizes(config)
+        labels = LabelSet.from_dict(config["labels"])
+        if unary is None:
+            options = {name: value for name, value in saved["options"].items() if name != "labels"}
+            unary = unaries.build(saved["network"], len(labels), **options)
+        mean_field = None if config["mean_field"] is None else MeanField(**config["mean_field"])
+        model = DeepParsingNetwork(unary, mean_field, labels, Card(config["metrics"], config["recipe"]))
+        model.load_state_dict(read_weights(folder))
     return model.eval()

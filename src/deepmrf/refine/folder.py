@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -10,19 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
 from deepmrf.data.labels import LabelSet
-from deepmrf.data.writing import write_text
 from deepmrf.evaluation.dice import Dice, mean, per_label
 from deepmrf.evaluation.metrics import Scores
 from deepmrf.layers import MeanField
 from deepmrf.layers.triple_penalty import Kernel
+from deepmrf.models.folder import check_mrf_folder, read_mrf, write_mrf
 from deepmrf.refine.predictions import Coding, Folder
-from deepmrf.training.checkpoint import write_checkpoint
 
-CONFIG, WEIGHTS, FORMAT = "config.json", "model.safetensors", 1
 Part = Literal["nothing", "triple penalty", "label contexts"]
 
 
@@ -212,10 +206,7 @@ def writable_folder(folder: Folder) -> Path:
 
 def folder_for_mrf(folder: Folder) -> Path:
     """A folder that `save_mrf` may write into, made where it is missing; other models are not written over."""
-    config, weights = Path(folder) / CONFIG, Path(folder) / WEIGHTS
-    if _described(config) is None and (os.path.lexists(config) or os.path.lexists(weights)):
-        held = CONFIG if os.path.lexists(config) else WEIGHTS
-        raise ValueError(f"{folder} holds a {held} that deepmrf fit did not write; choose another folder.")
+    check_mrf_folder(Path(folder))
     return writable_folder(folder)
 
 
@@ -223,53 +214,23 @@ def save_mrf(report: FitReport, folder: Folder) -> Path:
     """Write config.json (settings, labels, scores) and model.safetensors."""
     top, coding = folder_for_mrf(folder), report.coding
     config = {
-        "format": FORMAT,
-        "mean_field": report.mean_field.settings,
         "labels": report.labels.to_dict(),
         **({"ids": list(coding.ids), "void": list(coding.void)} if coding is not None else {}),
         "metrics": report.to_dict(),
         "settings": asdict(report.settings),
     }
-    write_checkpoint(top / WEIGHTS, dict(report.mean_field.state_dict()), {"format": FORMAT})
-    write_text(top / CONFIG, json.dumps(config, indent=1) + "\n")
+    write_mrf(top, report.mean_field, config)
     return top
 
 
 def load_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The config.json that `save_mrf` wrote, checked."""
-    path = Path(folder) / CONFIG
-    if not path.is_file() or not (Path(folder) / WEIGHTS).is_file():
-        raise FileNotFoundError(f"{folder} holds no {CONFIG} and {WEIGHTS}; give a folder written by deepmrf fit.")
-    config = _described(path)
-    if config is None:
-        raise ValueError(f"{path} does not describe an MRF alone; give a folder written by deepmrf fit.")
-    if config.get("format", 0) > FORMAT:
-        raise ValueError(f"{path} has format {config['format']}, newer than this deepmrf reads: upgrade it.")
-    return config
-
-
-def _described(path: Path) -> dict[str, Any] | None:
-    """What a config.json says of an MRF; None where it is missing, broken or of a whole model."""
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(config, dict) or "unary" in config:
-        return None
-    return config if all(isinstance(config.get(part), dict) for part in ("mean_field", "labels")) else None
+    return read_mrf(Path(folder))[1]
 
 
 def load_mrf(folder: str | os.PathLike[str]) -> MeanField:
     """The MRF that `save_mrf` wrote."""
-    settings = load_config(folder)["mean_field"]
-    try:
-        mrf = MeanField(**settings)
-        mrf.load_state_dict(load_file(Path(folder) / WEIGHTS))
-    except (SafetensorError, RuntimeError, TypeError, ValueError) as why:
-        raise ValueError(
-            f"{folder} is damaged, or its {CONFIG} and {WEIGHTS} are of two MRFs; copy it again or repeat deepmrf fit."
-        ) from why
-    return mrf.eval().requires_grad_(False)
+    return read_mrf(Path(folder))[0]
 
 
 def load_coding(folder: str | os.PathLike[str]) -> Coding | None:

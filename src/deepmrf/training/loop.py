@@ -29,7 +29,7 @@ from deepmrf.data.writing import write_text
 from deepmrf.evaluation.evaluate import check_labelled, evaluate
 from deepmrf.evaluation.metrics import Scores
 from deepmrf.evaluation.videos import VideoModel, evaluate_video
-from deepmrf.models.parsing_network import Card, DeepParsingNetwork, save
+from deepmrf.models.parsing_network import Card, DeepParsingNetwork, write_model
 from deepmrf.predict.scales import predictor
 from deepmrf.training import checkpoint
 from deepmrf.training.clips import ClipCrops, Source, Stills, Videos, outputs
@@ -121,7 +121,7 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, watch: Watch | Non
             run.scores[name] = _evaluate(run, name, alone=name != changed)
     if accelerator.is_main_process:
         average.card = Card({"val": run.scores, "seed": recipe.seed}, to_dict(recipe))
-        save(average, folder / "model")
+        write_model(average, folder / "model")
         if run.writer is not None:
             run.writer.close()
     accelerator.wait_for_everyone()

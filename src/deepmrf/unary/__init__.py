@@ -25,11 +25,13 @@ from deepmrf.unary.wrap import Wrapped, wrap
 
 __all__ = ["VGG16", "Fast", "Loaded", "Strong", "Volume", "Wrapped", "build", "wrap"]
 
+NETWORKS = (VGG16, Strong, Fast, Volume)
+"""The networks that `build` knows by name."""
+
 
 def build(name: str, labels: int, **options: Any) -> VGG16 | Strong | Fast | Volume:
     """The network of that name: "vgg16", "strong", "fast" or "volume", with its constructor's options."""
-    networks: tuple[type[VGG16 | Strong | Fast | Volume], ...] = (VGG16, Strong, Fast, Volume)
-    for network in networks:
+    for network in NETWORKS:
         if network.name == name:
             try:
                 return network(labels, **options)

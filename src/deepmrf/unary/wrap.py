@@ -39,8 +39,6 @@ def wrap(
 class Wrapped(nn.Module):
     """What `wrap` returns: image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W)."""
 
-    name = "wrapped"
-
     def __init__(
         self,
         module: nn.Module,
@@ -70,13 +68,17 @@ class Wrapped(nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments, but for the network itself."""
+        """The constructor's arguments as plain JSON, without the network; a function as `output` is only named."""
+        output: Any = self.output
+        if callable(output):
+            name = getattr(output, "__qualname__", type(output).__qualname__)
+            output = {"function": f"{output.__module__}.{name}"}
         return {
             "labels": self.labels,
             "mean": self.mean,
             "std": self.std,
             "value_range": self.value_range,
-            "output": self.output,
+            "output": output,
             "multiple": self.multiple,
         }
 
