@@ -16,7 +16,7 @@ from deepmrf.evaluation.temporal import TemporalConsistency
 from deepmrf.evaluation.videos import VideoModel, evaluate_video, sequences, video_models
 from deepmrf.flow import estimate
 from deepmrf.models.parsing_network import DeepParsingNetwork
-from deepmrf.predict.scales import temporal_reach
+from deepmrf.predict.frames import frame_reach
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_frame_sees_all_that_can_change_it(data, normalize, reach):
     model.mean_field.triple_penalty.frame_weights.fill_(1.0)
     model.mean_field.triple_penalty.scale.fill_(-5.0)
     part = VideoModel("deep", model, "rigid")
-    assert part.reach() == temporal_reach(model.mean_field) == reach
+    assert part.reach() == frame_reach(model.mean_field) == reach
     assert VideoModel("deep", model, "network").reach() == 0
     frames = torch.from_numpy(data.read_clip(sequences(data)[0])[0]).permute(3, 0, 1, 2)[None]
     log_p = (torch.randn(1, len(data.labels), *frames.shape[2:]) * 3).log_softmax(1)

@@ -17,10 +17,8 @@ from deepmrf.predict.scales import (
     margin,
     mirrored,
     predictor,
-    reach,
     scaled,
     tiled,
-    tiles,
 )
 from deepmrf.unary.images import check_zoom
 
@@ -74,7 +72,7 @@ def picture(*size):
 @pytest.mark.parametrize("settings", FIELDS.values(), ids=FIELDS)
 def test_nothing_beyond_the_reach_matters(settings):
     field = loud(settings)
-    far = reach(field)
+    far = max(map(max, field.reach()))
     size = 2 * far + 7
     log_p, image = torch.randn(1, LABELS, size, size).double().log_softmax(1), torch.rand(1, 3, size, size).double()
     before = field(log_p, image)
@@ -112,38 +110,14 @@ def test_an_image_of_one_tile_is_computed_at_once():
     assert seen == [(2, 3, 64, 3)]
 
 
-@pytest.mark.parametrize(
-    "height, width, tile, edge, step", [(1, 1, 1, 0, 1), (97, 53, 16, 5, 4), (64, 64, 64, 9, 32), (7, 300, 50, 200, 32)]
-)
-def test_tiles_cover_every_pixel_once(height, width, tile, edge, step):
-    count = np.zeros((height, width), int)
-    for part in tiles(height, width, tile, edge, step):
-        count[part.inner] += 1
-        for inner, outer, cut, size in zip(part.inner, part.outer, part.cut, (height, width), strict=True):
-            assert inner.stop - inner.start <= tile
-            assert outer.start % step == 0
-            assert outer.start <= max(0, inner.start - edge)
-            assert outer.stop >= min(size, inner.stop + edge)
-            assert outer.stop % step == 0 or outer.stop == size
-            assert outer.stop < inner.stop + edge + step
-            assert (outer.start + cut.start, outer.start + cut.stop) == (inner.start, inner.stop)
-    assert (count == 1).all()
-
-
 def test_the_reach_by_hand():
     field = MeanField(3, window=51, contexts=5, context_size=9, iterations=3)
-    assert reach(field) == 3 * (25 + 4)
-    assert reach(MeanField(3, window=50, contexts=5, context_size=9, context_stride=2)) == 25 + 2 * (2 + 2)
-    assert reach(None) == 0
+    assert field.reach() == [(3 * (25 + 4), 3 * (25 + 4))] * 2
+    even = MeanField(3, window=50, contexts=5, context_size=9, context_stride=2)
+    assert even.reach() == [(25 + 2 * (2 + 2), 24 + 2 * (2 + 2))] * 2
     assert margin([None, field], [0.5, 2], network=13) == 200
     assert grid([None, MeanField(3, contexts=1, context_size=3, context_stride=3)]) == 96
     assert grid([None], [check_zoom(1), check_zoom(1.5), check_zoom(1.25)]) == 128
-
-
-@pytest.mark.parametrize("wrong", [(0, 1, 1), (8, -1, 1), (8, 1, 0)])
-def test_bad_tiles_are_refused(wrong):
-    with pytest.raises(ValueError, match="must be at least"):
-        list(tiles(9, 9, *wrong))
 
 
 def test_labels_by_tiles_are_those_of_the_whole():

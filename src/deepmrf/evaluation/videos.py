@@ -22,7 +22,7 @@ from deepmrf.evaluation.metrics import Scores
 from deepmrf.evaluation.temporal import TemporalConsistency
 from deepmrf.flow import Flow, estimate, join
 from deepmrf.models.parsing_network import DeepParsingNetwork
-from deepmrf.predict.scales import temporal_reach
+from deepmrf.predict.frames import frame_reach
 
 FRAMES_AT_A_TIME = 12
 """Frames that go through the mean field together, besides those around them."""
@@ -45,7 +45,7 @@ class VideoModel:
 
     def reach(self) -> int:
         """Return how many frames away a frame can be and still change this one."""
-        return 0 if self.mode == "network" else temporal_reach(self.model.mean_field)
+        return 0 if self.mode == "network" else frame_reach(self.model.mean_field)
 
 
 def video_models(models: dict[str, DeepParsingNetwork]) -> list[VideoModel]:

@@ -36,7 +36,7 @@ from deepmrf.layers.inputs import (
 from deepmrf.layers.label_contexts import INITIAL_WEIGHT, LabelContexts, default_context_size
 from deepmrf.layers.linking import Links
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty, default_window
-from deepmrf.ops.window import reaches
+from deepmrf.ops.window import Reach, reaches
 
 Unary = Literal["softmax", "sigmoid"]
 
@@ -139,6 +139,25 @@ class MeanField(nn.Module):
     @temperature.setter
     def temperature(self, value: float) -> None:
         self.settings["temperature"] = check_temperature(value)
+
+    def reach(self) -> list[Reach]:
+        """How far the layer looks along each axis, (pixels before, pixels after): farther pixels change nothing.
+
+        Each iteration looks as far as the window (b12) and the patterns (b13). Patterns at a stride look as far in
+        blocks of `stride` pixels, plus the block of the pixel and the one it is interpolated with. `normalize` looks
+        one window farther: the norm of a neighbour counts its own neighbours, and does not change with the iterations.
+        """
+        window = reaches(self.triple_penalty.window)
+        patterns, stride = [(0, 0)] * self.dims, 1
+        if self.label_contexts is not None:
+            patterns, stride = reaches(self.label_contexts.size), self.label_contexts.stride
+
+        def along(window: int, pattern: int) -> int:
+            if stride > 1:
+                pattern = stride * (-(-pattern // stride) + 2)
+            return self.iterations * (window + pattern) + (window if self.triple_penalty.normalize else 0)
+
+        return [(along(w[0], p[0]), along(w[1], p[1])) for w, p in zip(window, patterns, strict=True)]
 
     def tempered(self, log_p: Tensor) -> Tensor:
         """Return the unary term of b15, ln p at the temperature; not normalised."""

@@ -7,10 +7,8 @@ images whose probabilities would not fit into memory.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -20,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.layers import MeanField
-from deepmrf.ops.window import reaches
+from deepmrf.predict.tiles import square_tiles
 
 Predictor = Callable[[Tensor], Tensor]
 
@@ -92,73 +90,17 @@ def averaged(predictors: Sequence[Predictor]) -> Predictor:
     return predictors[0] if len(predictors) == 1 else together
 
 
-def reach(mean_field: MeanField | None) -> int:
-    """How far away a pixel can be and still change a pixel's label through the MRF.
-
-    Each iteration looks half a window (b12) and half a pattern (b13) farther. Patterns at a stride look as far in whole
-    blocks, plus the block a pixel is in and the one it is interpolated with; `normalize` looks one window farther.
-    """
-    if mean_field is None:
-        return 0
-    window = max(mean_field.triple_penalty.window) // 2
-    around = 0
-    if mean_field.label_contexts is not None:
-        around, stride = max(mean_field.label_contexts.size) // 2, mean_field.label_contexts.stride
-        if stride > 1:
-            around = stride * (-(-around // stride) + 2)
-    return mean_field.iterations * (window + around) + (window if mean_field.triple_penalty.normalize else 0)
-
-
 def margin(mean_fields: Sequence[MeanField | None], scales: Sequence[float] = (1.0,), network: int = NETWORK) -> int:
     """What each tile must see around it, in pixels: the farthest reach and the network's, at the smallest scale."""
-    return math.ceil((max(reach(one) for one in mean_fields) + network) / min(1.0, *scales))
-
-
-def temporal_reach(mean_field: MeanField | None) -> int:
-    """How many frames before or after a frame can change its labels."""
-    if mean_field is None or mean_field.dims != 3:
-        return 0
-    window = max(reaches(mean_field.triple_penalty.window)[0])
-    contexts = mean_field.label_contexts
-    around = 0 if contexts is None else max(reaches(contexts.size)[0])
-    return mean_field.iterations * (window + around) + (window if mean_field.triple_penalty.normalize else 0)
+    farthest = max((max(map(max, mrf.reach()[-2:])) for mrf in mean_fields if mrf is not None), default=0)
+    return math.ceil((farthest + network) / min(1.0, *scales))
 
 
 def grid(mean_fields: Sequence[MeanField | None], zooms: Sequence[Fraction] = ()) -> int:
     """Where tiles may begin: at multiples of STEP, also as zoomed networks see it, and of the stride of contexts."""
-    contexts = [one.label_contexts for one in mean_fields if one is not None]
-    strides = [one.stride for one in contexts if one is not None]
+    contexts = [mrf.label_contexts for mrf in mean_fields if mrf is not None]
+    strides = [layer.stride for layer in contexts if layer is not None]
     return math.lcm(STEP, *[STEP * zoom.denominator for zoom in zooms], *strides)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A part of an image as (rows, columns): `inner` is kept, `outer` looked at, `cut` is where inner lies in outer."""
-
-    inner: tuple[slice, slice]
-    outer: tuple[slice, slice]
-    cut: tuple[slice, slice]
-
-
-def tiles(height: int, width: int, tile: int, margin: int, step: int = STEP) -> Iterator[Tile]:
-    """Tiles of at most `tile` pixels a side that cover the image once, each with its margin, row by row."""
-    if tile < 1 or margin < 0 or step < 1:
-        raise ValueError(f"tile={tile}, margin={margin} and step={step} must be at least 1, 0 and 1 pixels.")
-    for top in _spans(height, tile, margin, step):
-        for left in _spans(width, tile, margin, step):
-            yield Tile(*[(top[part], left[part]) for part in range(3)])
-
-
-def _spans(size: int, tile: int, margin: int, step: int) -> list[tuple[slice, slice, slice]]:
-    """(inner, outer, cut) along one axis; parts of nearly equal length, so that none is a sliver."""
-    count = -(-size // tile)
-    edges = [size * n // count for n in range(count + 1)]
-    spans = []
-    for start, stop in itertools.pairwise(edges):
-        # Whole steps: a zoomed network would round the size of anything else.
-        first, last = max(0, start - margin) // step * step, min(size, -(-(stop + margin) // step) * step)
-        spans.append((slice(start, stop), slice(first, last), slice(start - first, stop - first)))
-    return spans
 
 
 def tiled(predict: Predictor, tile: int, margin: int, step: int = STEP) -> Predictor:
@@ -169,11 +111,11 @@ def tiled(predict: Predictor, tile: int, margin: int, step: int = STEP) -> Predi
         if max(height, width) <= tile:
             return predict(image)
         whole: Tensor | None = None
-        for part in tiles(height, width, tile, margin, step):
-            found = predict(image[(..., *part.outer)])
+        for part in square_tiles((height, width), tile, margin, step):
+            probabilities = predict(image[(slice(None), slice(None), *part.outer)])
             if whole is None:
-                whole = found.new_empty(*found.shape[:2], height, width)
-            whole[(..., *part.inner)] = found[(..., *part.cut)]
+                whole = probabilities.new_empty(*probabilities.shape[:2], height, width)
+            whole[(slice(None), slice(None), *part.inner)] = probabilities[(slice(None), slice(None), *part.cut)]
         assert whole is not None  # an image has a pixel
         return whole
 
@@ -199,9 +141,9 @@ def tiled_labels(
     """
     height, width = image.shape[:2]
     labels, confidence = np.empty((height, width), np.uint8), np.empty((height, width), np.float16)
-    for part in tiles(height, width, tile, margin, step):
+    for part in square_tiles((height, width), tile, margin, step):
         piece = torch.from_numpy(np.ascontiguousarray(image[part.outer].transpose(2, 0, 1)))[None]
-        found = predict(piece.to(device))[(0, ..., *part.cut)]  # (L, h, w)
+        found = predict(piece.to(device))[0][(slice(None), *part.cut)]  # (L, h, w)
         best = found.max(0)
         labels[part.inner] = best.indices.to(torch.uint8).cpu().numpy()
         confidence[part.inner] = best.values.half().cpu().numpy()

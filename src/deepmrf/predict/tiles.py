@@ -1,11 +1,7 @@
-"""An MRF on maps that are too large to be computed at once: tile by tile, with the same result.
+"""Tiles: images and volumes that are too large to be computed at once, part by part, with the same result.
 
-What an MRF says of a pixel depends on the pixels within its reach alone. Along each axis that is, before and behind,
-
-    iterations * (reach of the triple penalty's window + reach of the label contexts)  + reach of the window again
-                                                                                       where `normalize` is on,
-
-so a tile is cut with that much around it, and what lies around it is thrown away.
+Each tile is computed with as much around it as its result depends on, and what lies around it is thrown away.
+`MeanField.reach` says how much that is for an MRF. Shapes: L labels, F features, *S any number of spatial axes.
 """
 
 from __future__ import annotations
@@ -14,58 +10,80 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from deepmrf.layers import MeanField
-from deepmrf.ops.window import Reach, reaches
+from deepmrf.ops.window import Reach
 
-BUDGET = 1 << 30
+MAX_TILE_BYTES = 1 << 30
 """Bytes that the maps of one tile may take, roughly."""
-SMALLEST = 8
-"""Tiles are no shorter than this, whatever the budget."""
-
-Tile = tuple[slice, ...]
+MIN_TILE_SIDE = 8
+"""Tiles are not made shorter than this many pixels, whatever the memory."""
 
 
-def halo(mrf: MeanField) -> list[Reach]:
-    """How far the MRF looks along each axis, (pixels before, pixels behind)."""
-    around = reaches(mrf.triple_penalty.window)
-    contexts = mrf.label_contexts
-    beyond = reaches(contexts.size) if contexts is not None else [(0, 0)] * mrf.dims
-    # The norm of a neighbour counts its own neighbours; it does not change with the iterations.
-    more = 1 if mrf.triple_penalty.normalize else 0
-    return [
-        (mrf.iterations * (a + c) + more * a, mrf.iterations * (b + d) + more * b)
-        for (a, b), (c, d) in zip(around, beyond, strict=True)
-    ]
+@dataclass(frozen=True)
+class Tile:
+    """A part of an image or volume, as slices along each axis."""
+
+    inner: tuple[slice, ...]
+    """The pixels whose result is wanted."""
+    outer: tuple[slice, ...]
+    """The pixels that are computed: inner and what lies around it."""
+    cut: tuple[slice, ...]
+    """Where inner lies in outer."""
 
 
-def tile_size(mrf: MeanField, size: Sequence[int], budget: int = BUDGET) -> tuple[int, ...]:
-    """The largest tile, made by halving, that fits into the budget with its halo."""
+def tiles(size: Sequence[int], tile: Sequence[int], around: Sequence[Reach], step: int = 1) -> Iterator[Tile]:
+    """Cover every pixel of an image of this size once, by tiles of at most `tile` pixels along each axis.
+
+    around: pixels (before, after) each tile along each axis. step: `outer` begins and ends at multiples of it.
+    """
+    if min(tile) < 1 or min(min(reach) for reach in around) < 0 or step < 1:
+        raise ValueError(f"tile={tile}, around={around} and step={step} must be at least 1, 0 and 1 pixels.")
+    axes = [_spans(*along, step) for along in zip(size, tile, around, strict=True)]
+    for spans in itertools.product(*axes):
+        inner, outer, cut = zip(*spans, strict=True)
+        yield Tile(inner, outer, cut)
+
+
+def _spans(size: int, tile: int, around: Reach, step: int) -> list[tuple[slice, slice, slice]]:
+    """(inner, outer, cut) along one axis; parts of nearly equal length, so that none is a sliver."""
+    count = -(-size // tile)
+    edges = [size * n // count for n in range(count + 1)]
+    before, after = around
+    spans = []
+    for start, stop in itertools.pairwise(edges):
+        # Whole steps: a zoomed network would round the size of anything else.
+        first, last = max(0, start - before) // step * step, min(size, -(-(stop + after) // step) * step)
+        spans.append((slice(start, stop), slice(first, last), slice(start - first, stop - first)))
+    return spans
+
+
+def square_tiles(size: Sequence[int], tile: int, margin: int, step: int = 1) -> Iterator[Tile]:
+    """The same with one side length and one margin for all axes."""
+    return tiles(size, [tile] * len(size), [(margin, margin)] * len(size), step)
+
+
+def tile_size(mrf: MeanField, size: Sequence[int], max_bytes: int = MAX_TILE_BYTES) -> tuple[int, ...]:
+    """The largest tile, made by halving, whose maps fit into `max_bytes` with what lies around it."""
     contexts = 0 if mrf.label_contexts is None else mrf.label_contexts.contexts
     bytes_each = 4 * (mrf.labels * (contexts + 8) + 4 * mrf.triple_penalty.features)
-    around = [before + behind for before, behind in halo(mrf)]
+    around = [before + after for before, after in mrf.reach()]
     tile = list(size)
-    while bytes_each * math.prod(min(t + a, n) for t, a, n in zip(tile, around, size, strict=True)) > budget:
+    while bytes_each * math.prod(min(t + a, n) for t, a, n in zip(tile, around, size, strict=True)) > max_bytes:
         longest = max(range(len(tile)), key=lambda axis: tile[axis])
-        if tile[longest] <= SMALLEST:
+        if tile[longest] <= MIN_TILE_SIDE:
             break
         tile[longest] = -(-tile[longest] // 2)
     return tuple(tile)
 
 
-def tiles(size: Sequence[int], tile: Sequence[int]) -> Iterator[Tile]:
-    """Cuts that cover every pixel once."""
-    starts = [range(0, n, t) for n, t in zip(size, tile, strict=True)]
-    for corner in itertools.product(*starts):
-        yield tuple(slice(a, min(a + t, n)) for a, t, n in zip(corner, tile, size, strict=True))
-
-
 @contextmanager
 def spaced(mrf: MeanField, spacing: Sequence[float] | None) -> Iterator[None]:
-    """The MRF for pixels that are this far apart, inside a `with` block; None leaves it as it is.
+    """Inside the `with` block, the MRF takes pixels to be this far apart; None leaves it as it is.
 
     The triple penalty's widths and weights are lengths in the unit of the spacing and keep their meaning; windows and
     label contexts are counted in pixels and stay as they are.
@@ -85,21 +103,17 @@ def in_tiles(
     image: Tensor,
     tile: Sequence[int] | None = None,
     spacing: Sequence[float] | None = None,
-) -> Iterator[tuple[Tile, Tensor]]:
-    """log_p (L, *S), image (F, *S) -> each tile's place and its log-probabilities (L, *tile), on the CPU.
+) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
+    """log_p (L, *S), image (F, *S) -> for each tile, its slices and its log-probabilities (L, *tile), on the CPU.
 
-    tile: its size without the halo; None takes as much as fits into the budget, which may be all. The MRF may be on
-    another device than the maps: only tiles go there.
+    tile: its size, without what lies around it; None takes as much as fits into memory, which may be all. The MRF may
+    be on another device than the maps: only tiles go there.
     """
-    size, around = tuple(log_p.shape[1:]), halo(mrf)
+    size = tuple(log_p.shape[1:])
     device = mrf.triple_penalty.scale.device
-    for place in tiles(size, tile or tile_size(mrf, size)):
-        wide = [
-            slice(max(cut.start - before, 0), min(cut.stop + behind, n))
-            for cut, (before, behind), n in zip(place, around, size, strict=True)
-        ]
-        inner = [slice(cut.start - w.start, cut.stop - w.start) for cut, w in zip(place, wide, strict=True)]
-        given = (maps[(slice(None), *wide)][None].to(device) for maps in (log_p, image))
+    stride = 1 if mrf.label_contexts is None else mrf.label_contexts.stride
+    for part in tiles(size, tile or tile_size(mrf, size), mrf.reach(), stride):
+        maps = (values[(slice(None), *part.outer)][None].to(device) for values in (log_p, image))
         with torch.no_grad(), spaced(mrf, spacing):
-            log_q = mrf(*(m.float() if m.is_floating_point() else m for m in given))[0]
-        yield place, log_q[(slice(None), *inner)].cpu()
+            log_q = mrf(*(values.float() if values.is_floating_point() else values for values in maps))[0]
+        yield part.inner, log_q[(slice(None), *part.cut)].cpu()

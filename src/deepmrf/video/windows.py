@@ -18,8 +18,9 @@ from torch.nn import functional
 
 from deepmrf.flow import Flow, join
 from deepmrf.models.parsing_network import DeepParsingNetwork
+from deepmrf.predict.frames import frame_reach
 from deepmrf.predict.result import Segmentation
-from deepmrf.predict.scales import enlarged_labels, temporal_reach
+from deepmrf.predict.scales import enlarged_labels
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.reading import Frame
 from deepmrf.video.threads import Clock
@@ -107,7 +108,7 @@ class Windows:
             for scale in segmenter.scales
             for mirror in mirrors
         ]
-        self.reach = max(temporal_reach(model.mean_field) for model in segmenter.models)
+        self.reach = max(frame_reach(model.mean_field) for model in segmenter.models)
 
     def __call__(self, frames: Iterator[Linked]) -> Labelled:
         """Each frame with its labels, `reach` + STEP - 1 frames late."""
