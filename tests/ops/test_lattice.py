@@ -60,8 +60,8 @@ def test_gradient_to_the_values(transpose):
 def test_operator_is_registered_as_pytorch_wants():
     lattice = build_lattice(torch.randn(2, 3, 15))
     values = torch.randn(2, 2, 15, requires_grad=True)
-    nothing = lattice.vertex.new_empty(0)
-    arguments = (values, lattice.vertex, lattice.weight, lattice.neighbours, nothing, nothing, False)
+    tables = [lattice.run_ends] if lattice.links.dim() == 1 else []
+    arguments = (values, lattice.vertex, lattice.weight, lattice.links, tables, lattice.vertices, False)
     torch.library.opcheck(torch.ops.deepmrf.lattice_filter, arguments)
 
 

@@ -61,6 +61,11 @@ def compiled(function: Function) -> Function:
     return _compile(function, {"contract"})
 
 
+def compiled_exactly(function: Function) -> Function:
+    """The same with every operation rounded, where a comparison must come out alike on every machine."""
+    return _compile(function, set())
+
+
 def compiled_from(*modules: ModuleType) -> Callable[[Function], Function]:
     """The same for a function made of intrinsics of other modules: numba would keep it when only those change.
 

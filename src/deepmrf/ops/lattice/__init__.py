@@ -17,10 +17,13 @@ Shapes: values (B, C, N), features (B, d, N). A lattice of one image serves a ba
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from deepmrf.ops.lattice.build import Lattice, build_plain
+from deepmrf.ops.lattice import cpu
+from deepmrf.ops.lattice.build import Lattice, build_plain, neighbours_of_runs
 from deepmrf.ops.registry import Implementation, at_once, choose
 
 __all__ = ["Lattice", "build_lattice", "gaussian_filter", "gaussian_filter_reference", "lattice_filter"]
@@ -38,9 +41,7 @@ def build_lattice(features: Tensor) -> Lattice:
         raise ValueError(f"Features must be (B, d, N) with d >= 1; these are {tuple(features.shape)}.")
     features = features.detach()
     features = features if features.dtype == torch.float64 else features.float()
-    if not torch.isfinite(features).all():
-        raise ValueError("Features must be finite numbers: look for NaN, infinities and widths of zero.")
-    return build_plain(features)
+    return cpu.build(features) if cpu.can_build(features) else build_plain(features)
 
 
 def slice_scale(axes: int) -> float:
@@ -52,19 +53,20 @@ def _forward(
     values: Tensor,
     vertex: Tensor,
     weight: Tensor,
-    neighbours: Tensor,
-    corners: Tensor,
-    starts: Tensor,
+    links: Tensor,
+    tables: Sequence[Tensor],
+    vertices: int,
     transpose: bool,
 ) -> Tensor:
     """One channel per column; the last row is zero, and stands for the vertices that do not exist (-1)."""
     images, points, sides = vertex.shape
+    neighbours = links if links.dim() == 3 else neighbours_of_runs(links, tables[0], vertices)
     dtype = torch.promote_types(values.dtype, torch.float32)
     batch = values.shape[0] // images  # images that share a lattice become channels
     columns = values.to(dtype).view(images, batch * values.shape[1], points).mT.reshape(images * points, -1)
     weight = weight.to(dtype).view(-1, sides)
     index = vertex.view(-1, sides).long()
-    rows = columns.new_zeros(neighbours.shape[2] + 1, columns.shape[1])
+    rows = columns.new_zeros(vertices + 1, columns.shape[1])
     for r in range(sides):
         rows.index_add_(0, index[:, r], columns * weight[:, r, None])
     for axis in reversed(range(sides)) if transpose else range(sides):
@@ -77,7 +79,10 @@ def _forward(
     return out.view(values.shape).to(values.dtype)
 
 
-IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _forward, lambda *_: True)]
+IMPLEMENTATIONS: list[Implementation] = [
+    cpu.IMPLEMENTATION,
+    Implementation("torch", _forward, _forward, lambda *_: True),
+]
 """In order of preference; compiled kernels go before "torch"."""
 
 
@@ -85,14 +90,14 @@ def _evaluate(
     values: Tensor,
     vertex: Tensor,
     weight: Tensor,
-    neighbours: Tensor,
-    corners: Tensor,
-    starts: Tensor,
+    links: Tensor,
+    tables: Sequence[Tensor],
+    vertices: int,
     transpose: bool,
 ) -> Tensor:
-    """The filter by the tensors of a lattice; corners and starts are empty where no kernel uses them."""
-    implementation = choose(IMPLEMENTATIONS, values, vertex, weight, neighbours)
-    result: Tensor = implementation.forward(values, vertex, weight, neighbours, corners, starts, transpose)
+    """The filter by the tensors of a lattice; tables are (run_ends,) if links are runs, else (), on a GPU `corners`."""
+    implementation = choose(IMPLEMENTATIONS, values, vertex, weight, links)
+    result: Tensor = implementation.forward(values, vertex, weight, links, tables, vertices, transpose)
     return result
 
 
@@ -100,17 +105,19 @@ _operator = torch.library.custom_op("deepmrf::lattice_filter", _evaluate, mutate
 
 
 @_operator.register_fake
-def _(values, vertex, weight, neighbours, corners, starts, transpose):  # type: ignore[no-untyped-def]
+def _(values, vertex, weight, links, tables, vertices, transpose):  # type: ignore[no-untyped-def]
     return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    _, *lattice, ctx.transpose = inputs
-    ctx.save_for_backward(*lattice)
+    _, vertex, weight, links, tables, ctx.vertices, ctx.transpose = inputs
+    ctx.save_for_backward(vertex, weight, links, *tables)
 
 
 def _gradients(ctx, grad):  # type: ignore[no-untyped-def]
-    return _operator(grad.contiguous(), *ctx.saved_tensors, not ctx.transpose), *(None,) * 6
+    vertex, weight, links, *tables = ctx.saved_tensors
+    back = _operator(grad.contiguous(), vertex, weight, links, tables, ctx.vertices, not ctx.transpose)
+    return back, None, None, None, [None] * len(tables), None, None
 
 
 _operator.register_autograd(_gradients, setup_context=_setup_context)
@@ -126,11 +133,12 @@ def lattice_filter(values: Tensor, lattice: Lattice, *, transpose: bool = False)
         )
     if values.numel() == 0:
         return values.clone()
-    nothing = lattice.vertex.new_empty(0)
-    corners, starts = lattice.corners if values.is_cuda else (nothing, nothing)
+    tables: list[Tensor] = [lattice.run_ends] if lattice.links.dim() == 1 else []
+    if values.is_cuda:
+        tables = list(lattice.corners)
     call = _evaluate if at_once(values) else _operator
     result: Tensor = call(
-        values.contiguous(), lattice.vertex, lattice.weight, lattice.neighbours, corners, starts, transpose
+        values.contiguous(), lattice.vertex, lattice.weight, lattice.links, tables, lattice.vertices, transpose
     )
     return result
 

@@ -6,7 +6,7 @@ coordinates are whole numbers, all equal modulo d + 1. That remainder r differs 
 
     point n ──> d + 1 vertices      vertex[b, n, r]       row of the vertex of remainder r, first touched first
                                     weight[b, n, r]       barycentric weight, their sum over r is 1
-    vertex m ──> 2 (d + 1) others   neighbours[j, 0, m]   row of m - axis_j,  neighbours[j, 1, m]  of m + axis_j, or -1
+    vertex m ──> 2 (d + 1) others   neighbours[j, 0, m]   row of m + axis_j,  neighbours[j, 1, m]  of m - axis_j, or -1
 
 Two vertices are equal when their keys are: key(x) = sum over i < d of multiplier_i x_i, a 64-bit number. Multipliers
 give each axis its own digits where 63 bits suffice for the range of coordinates, so that keys are exact; else they are
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -38,10 +38,12 @@ class Lattice:
     """(B, N, d + 1) int32: row of each point's vertices among those of all images."""
     weight: Tensor
     """(B, N, d + 1) float: barycentric weights."""
-    neighbours: Tensor
-    """(d + 1, 2, M) int32: the vertex before and after along each axis of the blur, -1 where there is none."""
     first_vertex: tuple[int, ...]
     """(B + 1,) numbers: image b has the vertices first_vertex[b] .. first_vertex[b + 1] - 1."""
+    links: Tensor
+    """Which vertices are neighbours: `neighbours` (d + 1, 2, M), or else `runs`, flat, see there."""
+    run_ends: Tensor
+    """(d + 1, B + 1) int64: the runs of axis j and image b are links[run_ends[j, b] : run_ends[j, b + 1]]. Or empty."""
 
     @property
     def axes(self) -> int:
@@ -55,8 +57,15 @@ class Lattice:
 
     def to(self, device: torch.device | str) -> Lattice:
         """The same lattice on another device."""
-        vertex, weight, neighbours = (t.to(device) for t in (self.vertex, self.weight, self.neighbours))
-        return replace(self, vertex=vertex, weight=weight, neighbours=neighbours)
+        vertex, weight = self.vertex.to(device), self.weight.to(device)
+        return Lattice(vertex, weight, self.first_vertex, self.neighbours.to(device), self.run_ends.new_empty(0))
+
+    @cached_property
+    def neighbours(self) -> Tensor:
+        """(d + 1, 2, M) int32: the vertex before and after along each axis of the blur, -1 where there is none."""
+        if self.links.dim() == 3:
+            return self.links
+        return neighbours_of_runs(self.links, self.run_ends, self.vertices)
 
     @cached_property
     def corners(self) -> tuple[Tensor, Tensor]:
@@ -64,6 +73,21 @@ class Lattice:
         vertex, order = torch.sort(self.vertex.flatten(), stable=True)
         every = torch.arange(self.vertices + 1, device=vertex.device, dtype=vertex.dtype)
         return order.int(), torch.searchsorted(vertex, every, out_int32=True)
+
+
+def neighbours_of_runs(runs: Tensor, run_ends: Tensor, vertices: int) -> Tensor:
+    """Lattice.neighbours from runs (flat, int32): neighbours one after the other, ~vertex where a run begins.
+
+    Vertices without neighbours are in no run. Behind the last one are more numbers below 0.
+    """
+    neighbours = runs.new_full((len(run_ends), 2, vertices), -1)
+    for axis, ends in enumerate(run_ends.tolist()):
+        part = runs[ends[0] : ends[-1]].long()
+        vertex = torch.where(part < 0, ~part, part)
+        linked = (part >= 0).nonzero()[:, 0]
+        neighbours[axis, 1, vertex[linked]] = vertex[linked - 1].int()
+        neighbours[axis, 0, vertex[linked - 1]] = vertex[linked].int()
+    return neighbours
 
 
 def scale_factors(axes: int, dtype: torch.dtype) -> list[float]:
@@ -120,14 +144,21 @@ def enclosing_simplex(lifted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return origin.long(), axis_of_rank, torch.cat([first, rest], dim=1)
 
 
+def require_finite(finite: bool) -> None:
+    """Raise unless all features are finite."""
+    if not finite:
+        raise ValueError("Features must be finite numbers: look for NaN, infinities and widths of zero.")
+
+
 def build_plain(features: Tensor) -> Lattice:
     """The lattice by sorting keys, with PyTorch alone, on any device."""
     batch, axes, points = features.shape
+    require_finite(bool(torch.isfinite(features).all()))
     origin, axis_of_rank, weight = enclosing_simplex(lift(features))
     if batch * points == 0:
         empty = torch.empty(axes + 1, 2, 0, dtype=torch.int32, device=features.device)
         weight = weight.mT.contiguous()
-        return Lattice(weight.int(), weight, empty, (0,) * (batch + 1))
+        return Lattice(weight.int(), weight, (0,) * (batch + 1), empty, empty.new_empty(0))
     low, high = torch.stack(torch.aminmax(origin.transpose(0, 1).flatten(1), dim=1)).tolist()
     extents = [int(b - a) + 1 + 4 * (axes + 1) for a, b in zip(low[:axes], high[:axes], strict=True)]
     multipliers = key_multipliers([*extents, batch])
@@ -139,7 +170,7 @@ def build_plain(features: Tensor) -> Lattice:
     steps = (axes + 1) * multiplier - multiplier.sum()
     vertex, neighbours, first = _number(torch.stack(keys, dim=2), steps)
     ends = torch.searchsorted(first, torch.arange(batch + 1, device=first.device) * points * (axes + 1))
-    return Lattice(vertex, weight.mT.contiguous(), neighbours, tuple(ends.tolist()))
+    return Lattice(vertex, weight.mT.contiguous(), tuple(ends.tolist()), neighbours, neighbours.new_empty(0))
 
 
 def _number(keys: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:

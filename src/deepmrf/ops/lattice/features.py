@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,9 +38,22 @@ def position_features(
 ) -> Tensor:
     """Positions of the pixels of an image of this size over the widths (pixels) of its axes: (1, axes, N)."""
     steps = _widths(widths, len(size), "position")
-    ranges = [torch.arange(n, dtype=dtype, device=device) / w for n, w in zip(size, steps, strict=True)]
-    axes = torch.meshgrid(*ranges, indexing="ij")
-    return torch.stack(axes[::-1] if reverse else axes).flatten(1)[None]
+    features = torch.empty(1, len(size), *size, dtype=dtype, device=device)
+    _fill_positions(features, steps, reverse)
+    return features.flatten(2)
+
+
+def _fill_positions(features: Tensor, widths: Sequence[float], reverse: bool) -> None:
+    """The first axes of features (B, d, *S) become positions."""
+    axes = len(widths)
+    for axis, width in enumerate(widths):
+        line = torch.arange(features.shape[2 + axis], dtype=features.dtype, device=features.device) / width
+        line = line.view(-1, *[1] * (axes - 1 - axis))
+        target = features[:, axes - 1 - axis if reverse else axis]
+        if features.device.type == "cpu":  # by numpy: PyTorch's threads would go on waiting and slow down those after
+            target.numpy()[:] = line.numpy()
+        else:
+            target[:] = line
 
 
 def bilateral_features(
@@ -50,11 +64,18 @@ def bilateral_features(
     reverse: bool = False,
 ) -> Tensor:
     """Position and colour of the pixels of image (B, F, *S); colour_width is in units of the image. (B, d, N)"""
+    batch, channels, *size = image.shape
     dtype = image.dtype if image.dtype == torch.float64 else torch.float32
-    position = position_features(image.shape[2:], position_widths, reverse=reverse, dtype=dtype, device=image.device)
-    colour = image.to(dtype).flatten(2)
-    divisor = torch.tensor(_widths(colour_width, image.shape[1], "colour"), dtype=dtype, device=image.device)
-    return torch.cat([position.expand(image.shape[0], -1, -1), colour / divisor[:, None]], dim=1)
+    image = image.detach().to(dtype) if image.is_floating_point() else image
+    features = torch.empty(batch, len(size) + channels, *size, dtype=dtype, device=image.device)
+    _fill_positions(features, _widths(position_widths, len(size), "position"), reverse)
+    for channel, width in enumerate(_widths(colour_width, channels, "colour")):
+        colour, target = image[:, channel], features[:, len(size) + channel]
+        if features.device.type == "cpu":
+            np.divide(colour.numpy(), width, out=target.numpy(), dtype=target.numpy().dtype)
+        else:
+            torch.div(colour, width, out=target)
+    return features.flatten(2)
 
 
 @lru_cache(maxsize=MAX_CACHED_LATTICES)

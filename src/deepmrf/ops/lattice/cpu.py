@@ -1,0 +1,168 @@
+"""The lattice on the CPU, compiled by numba: hash tables, runs of neighbours blurred in place, threads share points."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepmrf.ops.jobs import available, run_jobs
+from deepmrf.ops.lattice.build import Lattice, key_multipliers, require_finite, scale_factors
+from deepmrf.ops.registry import Implementation
+
+MIN_POINTS_PER_PART = 4096
+MAX_CHANNELS_AT_ONCE = 64
+
+
+def can_build(features: Tensor) -> bool:
+    """Float32 points on the CPU, where numba is installed."""
+    return available() and features.device.type == "cpu" and features.dtype == torch.float32 and features.numel() > 0
+
+
+def parts_of(points: int) -> list[tuple[int, int]]:
+    """Ranges of points, one per thread, each large enough to be worth it."""
+    count = max(1, min(torch.get_num_threads(), points // MIN_POINTS_PER_PART))
+    ends = [points * k // count for k in range(count + 1)]
+    return list(itertools.pairwise(ends))
+
+
+def build(features: Tensor) -> Lattice:
+    """The lattice of features (B, d, N), the same as by sorting, with runs for links."""
+    from deepmrf.ops.lattice.cpu_rows import FETCH_AHEAD
+
+    images = [_build_image(image.contiguous().numpy()) for image in features]
+    first = [0, *itertools.accumulate(count for _, _, _, count in images)]
+    parts, ends, end = [], [], 0
+    for axis in range(features.shape[1] + 1):
+        ends.append([end])
+        for (vertex, _, runs, _), base in zip(images, first, strict=False):
+            parts.append(runs[axis] + np.where(runs[axis] < 0, -base, base).astype(np.int32) if base else runs[axis])
+            end += len(runs[axis])
+            ends[-1].append(end)
+            if base and axis == 0:
+                vertex += base
+    joined = np.concatenate([*parts, np.full(FETCH_AHEAD, -1, np.int32)])
+    vertices, weights, _, _ = zip(*images, strict=True)
+    vertex, weight = (torch.from_numpy(a[0][None] if len(a) == 1 else np.stack(a)) for a in (vertices, weights))
+    return Lattice(vertex, weight, tuple(first), torch.from_numpy(joined), torch.tensor(ends))
+
+
+def _build_image(features: np.ndarray[Any, Any]) -> tuple[Any, Any, list[Any], int]:
+    """(vertex, weight, runs of each axis, number of vertices) of one image's features (d, N)."""
+    from deepmrf.ops.lattice import cpu_build as kernels
+
+    axes, points = features.shape
+    scales = np.array(scale_factors(axes, torch.float32), np.float32)
+    reach = np.maximum(features.max(1), -features.min(1)).astype(np.float64) * scales
+    require_finite(bool(np.isfinite(reach).all()))
+    # A lifted coordinate is at most a sum of scaled features, that of its own axis as many times as its number.
+    extents = [2 * math.ceil(reach[i:].sum() + i * reach[i - 1 if i else 0]) + 6 * (axes + 1) + 1 for i in range(axes)]
+    multipliers = np.array([*key_multipliers(extents), 0], np.int64)
+    vertex, weight = np.empty((points, axes + 1), np.int32), np.empty((points, axes + 1), np.float32)
+    parts = parts_of(points)
+    tables: list[Any] = [None] * len(parts)
+
+    def find(part: int) -> None:
+        tables[part] = kernels.find_vertices(features, *parts[part], scales, multipliers, vertex, weight)
+
+    run_jobs(find, len(parts))
+    table, bits, keys, count = tables[0]
+    numbers = [np.empty(0, np.int32)]
+    for _, _, other, other_count in tables[1:]:
+        table, bits, keys, count, more = kernels.merge(table, bits, keys, count, other, other_count)
+        numbers.append(more)
+    run_jobs(lambda part: kernels.renumber(vertex, *parts[part + 1], numbers[part + 1]), len(parts) - 1)
+    steps = (axes + 1) * multipliers - multipliers.sum()
+    runs: list[Any] = [None] * (axes + 1)
+
+    def find_runs(axis: int) -> None:
+        runs[axis] = kernels.find_runs(table, bits, keys, count, steps[axis])
+
+    run_jobs(find_runs, axes + 1)
+    return vertex, weight, runs, count
+
+
+def _suits(values: Tensor, vertex: Tensor, weight: Tensor, links: Tensor) -> bool:
+    """Float32 values and a lattice built here."""
+    return values.device.type == "cpu" and values.dtype == weight.dtype == torch.float32 and links.dim() == 1
+
+
+def width_of(channels: int) -> int:
+    """Channels rounded up to whole vectors."""
+    from deepmrf.ops.lattice.cpu_rows import LANES
+
+    return -(-channels // LANES) * LANES
+
+
+def zero_rows(count: int, width: int) -> Any:
+    """Flat rows of zeros that begin at a cache line. (numpy's come from the system as zeros, when first touched.)"""
+    room = np.zeros(count * width + 16, np.float32)
+    skip = -(room.ctypes.data // 4) % 16
+    return room[skip : skip + count * width]
+
+
+def blur_rows(rows: Any, runs: Any, ends: Sequence[tuple[int, int]], base: int, width: int) -> None:
+    """Blur flat rows, the vertices from row `base` on, along axes one after the other, each with its runs at `ends`."""
+    from deepmrf.ops.lattice import cpu_kernels as kernels
+
+    for first, last in ends:
+        ranges = [(first + a, first + b) for a, b in parts_of(last - first)]
+        jobs = [partial(kernels.blur, rows, runs, a, b, last, base, width) for a, b in ranges]
+        run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+
+
+def _filter(
+    values: Tensor,
+    vertex: Tensor,
+    weight: Tensor,
+    links: Tensor,
+    tables: Sequence[Tensor],
+    vertices: int,
+    transpose: bool,
+) -> Tensor:
+    """The operator: channels in chunks; threads share the pixels, and have rows of their own to splat into."""
+    images, points, _ = vertex.shape
+    shared = values.reshape(images, -1, points)  # images that share a lattice become channels
+    out = torch.empty_like(shared)
+    ends = [(axis[0], axis[-1]) for axis in tables[0].tolist()]
+    for first in range(0, shared.shape[1], MAX_CHANNELS_AT_ONCE):
+        chunk = slice(first, first + MAX_CHANNELS_AT_ONCE)
+        source, target = shared[:, chunk].numpy(), out[:, chunk].numpy()
+        _filter_chunk(
+            source, vertex.numpy(), weight.numpy(), links.numpy(), ends[:: -1 if transpose else 1], vertices, target
+        )
+    return out.view(values.shape)
+
+
+def _filter_chunk(
+    source: Any, vertex: Any, weight: Any, runs: Any, ends: Sequence[tuple[int, int]], vertices: int, target: Any
+) -> None:
+    """A few channels (B, C, N) of the filter, from source to target."""
+    from deepmrf.ops.lattice import cpu_kernels as kernels
+
+    points, sides = vertex.shape[1:]
+    width, parts = width_of(source.shape[1]), parts_of(points)
+    flat = [(v.reshape(-1), w.reshape(-1), sides) for v, w in zip(vertex, weight, strict=True)]
+    copies = len(parts) if vertices * len(parts) <= points else 1
+    rows = zero_rows(copies, vertices * width).reshape(copies, -1)
+    splats = parts if copies > 1 else [(0, points)]
+    for image, tables in enumerate(flat):
+        jobs = [partial(kernels.splat, source[image], a, b, *tables, rows[k], width) for k, (a, b) in enumerate(splats)]
+        run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+    for copy in rows[1:]:
+        jobs = [partial(kernels.add_rows, rows[0], copy, a, b) for a, b in parts_of(len(copy))]
+        run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+    blur_rows(rows[0], runs, ends, 0, width)
+    scale = 1 / (1 + 2.0 ** -(sides - 1))
+    for image, tables in enumerate(flat):
+        jobs = [partial(kernels.slice_rows, rows[0], a, b, *tables, target[image], width, scale) for a, b in parts]
+        run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+
+
+IMPLEMENTATION = Implementation("numba", _filter, _filter, _suits)

@@ -1,0 +1,199 @@
+"""Numba kernels that build a lattice: the simplex of each point, a hash table of vertices, and their neighbours.
+
+    points ── find_vertices ──> vertex, weight, and a table of keys        one part of the points per thread
+    parts  ── merge, renumber ─> one numbering, in order of first touch    the same for any number of parts
+    keys   ── find_runs ──────> runs of neighbours                         one axis of the blur per thread
+
+A table is a flat array of slots (key, number of the vertex + 1), 0 where it is empty: a power of two of them, at most
+half of them full. A key's slot is the top bits of its product with a constant; a taken slot sends it to the next one.
+A sum is never contracted with a product here, so that every backend finds the same simplices.
+
+This module imports numba: import it on first use only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepmrf.ops.jobs import compiled_exactly
+
+Array = NDArray[Any]
+
+POINTS_AT_ONCE = 128
+"""Points lifted together, in vectors: what they need stays in the first cache."""
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_SMALLEST_BITS = 12
+
+
+@compiled_exactly
+def _slot(table: Array, key: Any, bits: int) -> Any:
+    """The slot that holds the key, or the empty one where it belongs."""
+    mask = (np.int64(1) << bits) - 1
+    slot = np.int64((np.uint64(key) * _MIX) >> np.uint64(64 - bits))
+    while table[2 * slot + 1] != 0 and table[2 * slot] != key:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@compiled_exactly
+def _grown(keys: Array, count: int, bits: int) -> Array:
+    """A table of 2^bits slots with the first `count` keys."""
+    table = np.zeros(2 << bits, np.int64)
+    for number in range(count):
+        slot = _slot(table, keys[number], bits)
+        table[2 * slot] = keys[number]
+        table[2 * slot + 1] = number + 1
+    return table
+
+
+@compiled_exactly
+def _lift(features: Array, first: int, size: int, scales: Array, lifted: Array, origin: Array, rank: Array) -> None:
+    """lifted, the nearest vertex of remainder 0 and the rank of each axis for `size` points; see build.py."""
+    axes = features.shape[0]
+    sides = np.float32(axes + 1)
+    inverse = np.float32(1) / sides
+    for p in range(size):
+        lifted[0, p] = 0
+        rank[axes, p] = 0
+    for i in range(axes, 0, -1):
+        for p in range(size):
+            scaled = features[i - 1, first + p] * scales[i - 1]
+            lifted[i, p] = lifted[0, p] - np.float32(i) * scaled
+            lifted[0, p] += scaled
+            rank[i - 1, p] = 0
+    for i in range(axes + 1):
+        for p in range(size):
+            origin[i, p] = np.rint(lifted[i, p] * inverse)
+    for i in range(axes):
+        for j in range(i + 1, axes + 1):
+            for p in range(size):
+                less = lifted[i, p] - origin[i, p] * sides < lifted[j, p] - origin[j, p] * sides
+                rank[i, p] += np.int32(less)
+                rank[j, p] += np.int32(1) - np.int32(less)
+    excess = rank[axes + 1]
+    for p in range(size):
+        excess[p] = 0
+    for i in range(axes + 1):
+        for p in range(size):
+            excess[p] += np.int32(origin[i, p])
+    for i in range(axes + 1):
+        for p in range(size):
+            place = rank[i, p] + excess[p]
+            wrap = np.int32(place < 0) - np.int32(place > axes)
+            rank[i, p] = place + wrap * np.int32(axes + 1)
+            origin[i, p] = (origin[i, p] + np.float32(wrap)) * sides
+
+
+@compiled_exactly
+def find_vertices(
+    features: Array, start: int, stop: int, scales: Array, multipliers: Array, vertex: Array, weight: Array
+) -> tuple[Array, int, Array, int]:
+    """Fill vertex and weight for the points start .. stop - 1 of features (d, N); vertices are numbered from 0 on.
+
+    Returns the table, its bits, the keys in order of first touch, and how many there are.
+    """
+    axes = features.shape[0]
+    inverse = np.float32(1) / np.float32(axes + 1)
+    bits = _SMALLEST_BITS
+    table, keys, count = np.zeros(2 << bits, np.int64), np.empty(1 << bits, np.int64), 0
+    lifted = np.empty((axes + 1, POINTS_AT_ONCE), np.float32)
+    origin = np.empty((axes + 1, POINTS_AT_ONCE), np.float32)
+    rank = np.empty((axes + 2, POINTS_AT_ONCE), np.int32)
+    offset = np.empty(axes + 1, np.float32)
+    step = np.empty(axes + 1, np.int64)
+    last_key, last_vertex = np.zeros(axes + 1, np.int64), np.full(axes + 1, -1, np.int64)
+    every_axis = multipliers.sum()
+    for first in range(start, stop, POINTS_AT_ONCE):
+        size = min(POINTS_AT_ONCE, stop - first)
+        _lift(features, first, size, scales, lifted, origin, rank)
+        for p in range(size):
+            key = np.int64(0)
+            for i in range(axes + 1):
+                key += np.int64(origin[i, p]) * multipliers[i]
+                offset[rank[i, p]] = (lifted[i, p] - origin[i, p]) * inverse
+                step[rank[i, p]] = every_axis - (axes + 1) * multipliers[i]
+            for r in range(axes + 1):
+                if r == 0:
+                    weight[first + p, r] = offset[axes] + (np.float32(1) - offset[0])
+                else:
+                    weight[first + p, r] = offset[axes - r] - offset[axes + 1 - r]
+                    key += step[axes + 1 - r]
+                if last_key[r] != key or last_vertex[r] < 0:
+                    slot = _slot(table, key, bits)
+                    if table[2 * slot + 1] == 0:
+                        if 2 * (count + 1) > 1 << bits:
+                            bits += 2
+                            more = np.empty(1 << bits, np.int64)
+                            more[:count] = keys[:count]
+                            keys = more
+                            table = _grown(keys, count, bits)
+                            slot = _slot(table, key, bits)
+                        keys[count] = key
+                        count += 1
+                        table[2 * slot] = key
+                        table[2 * slot + 1] = count
+                    last_key[r] = key
+                    last_vertex[r] = table[2 * slot + 1] - 1
+                vertex[first + p, r] = last_vertex[r]
+    return table, bits, keys, count
+
+
+@compiled_exactly
+def merge(
+    table: Array, bits: int, keys: Array, count: int, other: Array, other_count: int
+) -> tuple[Array, int, Array, int, Array]:
+    """Add the vertices of another part's points; also returns their numbers here."""
+    numbers = np.empty(other_count, np.int32)
+    if 2 * (count + other_count) > 1 << bits or len(keys) < count + other_count:
+        while 2 * (count + other_count) > 1 << bits:
+            bits += 1
+        more = np.empty(count + other_count, np.int64)
+        more[:count] = keys[:count]
+        keys = more
+        table = _grown(keys, count, bits)
+    for m in range(other_count):
+        slot = _slot(table, other[m], bits)
+        if table[2 * slot + 1] == 0:
+            keys[count] = other[m]
+            count += 1
+            table[2 * slot] = other[m]
+            table[2 * slot + 1] = count
+        numbers[m] = table[2 * slot + 1] - 1
+    return table, bits, keys, count, numbers
+
+
+@compiled_exactly
+def renumber(vertex: Array, start: int, stop: int, numbers: Array) -> None:
+    """vertex = numbers[vertex] for the points start .. stop - 1."""
+    for n in range(start, stop):
+        for r in range(vertex.shape[1]):
+            vertex[n, r] = numbers[vertex[n, r]]
+
+
+@compiled_exactly
+def find_runs(table: Array, bits: int, keys: Array, count: int, step: int) -> Array:
+    """Runs of neighbours along the axis of key `step`: vertices one after the other, ~vertex where a run begins."""
+    after, linked = np.empty(count, np.int32), np.zeros(count, np.uint8)
+    entries = 0
+    for m in range(count):
+        after[m] = table[2 * _slot(table, keys[m] + step, bits) + 1] - 1
+        if after[m] >= 0:
+            linked[after[m]] = 1
+            entries += 1
+    for m in range(count):
+        entries += linked[m] == 0 and after[m] >= 0
+    runs = np.empty(entries, np.int32)
+    at = 0
+    for m in range(count):
+        if linked[m] == 0 and after[m] >= 0:
+            runs[at] = ~np.int32(m)
+            at += 1
+            following = after[m]
+            while following >= 0:
+                runs[at] = following
+                at += 1
+                following = after[following]
+    return runs

@@ -1,0 +1,137 @@
+"""Mean-field inference on the CPU: the lattices of all terms joined, and a whole iteration in two passes.
+
+pixels    slice, softmax and splat at once (cpu_kernels.step), a range of pixels per thread
+vertices  add private rows, blur, mix labels where C is a matrix, return private rows
+
+rows of the two arrays:   | lattice 1 | lattice 2 | .. | private rows of range 2 | of range 3 | .. |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepmrf.ops.jobs import available, run_jobs
+from deepmrf.ops.lattice.cpu import blur_rows, parts_of, width_of, zero_rows
+from deepmrf.ops.lattice.terms import PairwiseTerm
+
+MAX_BYTES_NEAR = 8 << 20
+"""Rows above this do not stay in the caches."""
+
+
+def suits(unary: Tensor, terms: Sequence[PairwiseTerm]) -> bool:
+    """Float32 on the CPU, where numba is installed."""
+    tensors = [unary, *(t.lattice.weight for t in terms)]
+    ours = all(t.lattice.links.dim() == 1 for t in terms)
+    return ours and available() and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+
+
+def mean_field(unary: Tensor, terms: Sequence[PairwiseTerm], iterations: int) -> Tensor:
+    """q (B, L, N); see mean_field.py."""
+    q = torch.empty_like(unary, memory_format=torch.contiguous_format)
+    for b, energies in enumerate(unary.contiguous()):
+        _Inference(energies.numpy(), terms, b).run(iterations, q[b].numpy())
+    return q
+
+
+def _of_image(per_pixel: Tensor | None, image: int, points: int) -> Any:
+    """A term's scale of one image's pixels."""
+    if per_pixel is None:
+        return np.ones(points, np.float32)
+    return per_pixel[image if len(per_pixel) > 1 else 0].float().contiguous().numpy()
+
+
+class _Inference:
+    """Everything that the iterations of one image need."""
+
+    def __init__(self, unary: Any, terms: Sequence[PairwiseTerm], image: int) -> None:
+        from deepmrf.ops.lattice import cpu_kernels as kernels
+
+        self.kernels = kernels
+        self.unary, (self.labels, points) = unary, unary.shape
+        self.width, self.parts = width_of(self.labels), parts_of(points)
+        self.corners = sum(t.lattice.axes + 1 for t in terms)
+        self.lattices: list[tuple[int, int, Any, Any, Any, int]] = []
+        self.vertex = np.empty((points, self.corners), np.int32)
+        self.take = np.empty((points, self.corners), np.float32)
+        self.give = np.empty((points, self.corners), np.float32)
+        homes: list[list[Any]] = [[] for _ in self.parts]
+        base = column = 0
+        for term in terms:
+            base, column = self._add(term, image, base, column, homes)
+        self.home = [np.concatenate(h) if h else np.empty(0, np.int32) for h in homes]
+        self.private = [base + sum(len(h) for h in self.home[:k]) for k in range(len(self.parts))]
+        self.vertices, self.rows = base, base + sum(len(h) for h in self.home)
+        run_jobs(lambda k: kernels.place_private(self.vertex, *self.parts[k], self.private[k]), len(self.parts))
+
+    def _add(self, term: PairwiseTerm, image: int, base: int, column: int, homes: list[list[Any]]) -> tuple[int, int]:
+        """Join a term's lattice to those before it; returns the next free row and column."""
+        lattice, points = term.lattice, self.unary.shape[1]
+        index = image if lattice.vertex.shape[0] > 1 else 0
+        first, last = lattice.first_vertex[index : index + 2]
+        vertex, weight = lattice.vertex[index].numpy(), lattice.weight[index].numpy()
+        runs, ends = lattice.links.numpy(), [(int(axis[index]), int(axis[index + 1])) for axis in lattice.run_ends]
+        compatibility = term.compatibility.detach().float()
+        factor = 1 / (1 + 2.0**-lattice.axes)
+        matrix = None
+        if compatibility.dim() == 0:
+            factor *= -compatibility.item()
+        else:
+            full = torch.diag(compatibility) if compatibility.dim() == 1 else compatibility
+            matrix = (-full).T.contiguous().numpy()
+        before = _of_image(term.before, image, points)
+        after = _of_image(term.after, image, points)
+
+        def join(part: int) -> None:
+            start, stop = self.parts[part]
+            shared = int(vertex[:start].max()) + 1 if start else 0
+            used = sum(len(h) for h in homes[part])
+            home = np.empty(min(shared, (stop - start) * vertex.shape[1]), np.int32)
+            count = self.kernels.join(
+                vertex, weight, before, after, np.float32(factor), start, stop, shared, base - first, column,
+                self.vertex, self.take, self.give, np.zeros(shared, np.int32), home, used,
+            )  # fmt: skip
+            homes[part].append(home[:count])
+
+        run_jobs(join, len(self.parts))
+        self.lattices.append((base, last - first, runs, ends, matrix, base - first))
+        return base + last - first, column + lattice.axes + 1
+
+    def run(self, iterations: int, q: Any) -> None:
+        """Write q (L, N) after some iterations."""
+        kernels, width, parts = self.kernels, self.width, self.parts
+        scores = zero_rows(self.unary.shape[1], width)
+        run_jobs(lambda k: kernels.scores_of(self.unary, *parts[k], width, scores), len(parts))
+        rows, new_rows = (zero_rows(self.rows, width) for _ in range(2))
+        tables = (self.vertex.reshape(-1), self.take.reshape(-1), self.give.reshape(-1))
+        far = rows.nbytes > MAX_BYTES_NEAR
+        for iteration in range(iterations + 1):
+            flags = (iteration == 0, iteration == iterations, far)
+            jobs = [
+                partial(kernels.step, scores, rows, *tables, a, b, self.corners, width, *flags, new_rows, q)
+                for a, b in parts
+            ]
+            run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+            if iteration < iterations:
+                rows, new_rows = new_rows, rows
+                self._blur(rows)
+                clear = [new_rows[a:b] for a, b in parts_of(len(new_rows))]
+                run_jobs(lambda k: clear[k].fill(0), len(clear))  # noqa: B023
+
+    def _blur(self, rows: Any) -> None:
+        kernels, width = self.kernels, self.width
+        for home, base in zip(self.home, self.private, strict=True):
+            kernels.collect_private(rows, home, base, width)
+        for base, vertices, runs, ends, matrix, shift in self.lattices:
+            blur_rows(rows, runs, ends, shift, width)
+            if matrix is not None:
+                jobs = [
+                    partial(kernels.mix_rows, rows, matrix, base + a, base + b, width) for a, b in parts_of(vertices)
+                ]
+                run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+        run_jobs(lambda k: kernels.return_private(rows, self.home[k], self.private[k], width), len(self.parts))
