@@ -30,14 +30,14 @@ from torch.nn import functional
 
 from deepmrf.data.dataset import lookup_table
 from deepmrf.data.files import VOID
-from deepmrf.data.progress import no_phases
 from deepmrf.data.volumes import read_volume, read_volume_mask, stem, volumes_in
-from deepmrf.evaluation.dice import dice, mean
+from deepmrf.evaluation.dice import mean_dice, volume_dice
 from deepmrf.refine.apply import refine
-from deepmrf.refine.examples import open_samples
-from deepmrf.refine.fit import FitSettings, fit, learn
-from deepmrf.refine.folder import VOLUMES
-from deepmrf.refine.predictions import match
+from deepmrf.refine.examples import open_examples
+from deepmrf.refine.fit import fit
+from deepmrf.refine.learn import learn
+from deepmrf.refine.matching import match_files
+from deepmrf.refine.settings import VOLUME_SETTINGS, FitSettings
 from deepmrf.unary import build
 
 LABELS = 3
@@ -163,7 +163,7 @@ def predict(
         image, mask = read(path, data)
         log_p = net(image[None, None].to(device))[0].log_softmax(0).cpu()
         np.savez_compressed(to / f"{stem(path)}.npz", log_probabilities=log_p.half().numpy())
-        scores.append(dice(log_p.argmax(0), mask, LABELS))
+        scores.append(volume_dice(log_p.argmax(0), mask, LABELS))
     print(f"U-Net on {to.parent.name}: Dice {np.round(100 * np.mean(scores, 0), 2).tolist()}", flush=True)
 
 
@@ -172,12 +172,12 @@ def choose(folders: Folders, device: str) -> tuple[FitSettings, dict[str, object
     found: dict[str, float] = {}
     told: dict[str, object] = {}
     for name, options in CANDIDATES.items():
-        report = fit(*folders, replace(VOLUMES, **options, device=device, folds=2))
-        told[name] = {part: mean(values) for part, values in report.dice.items()}
-        found[name] = mean(report.dice["label contexts"])
+        report = fit(*folders, replace(VOLUME_SETTINGS, **options, device=device, folds=2))
+        told[name] = {part: mean_dice(values) for part, values in report.dice.items()}
+        found[name] = mean_dice(report.dice["label contexts"])
         print(f"{name}: {', '.join(f'{p} {100 * v:.2f}' for p, v in told[name].items())}", flush=True)
     best = max(found, key=lambda name: found[name])
-    return replace(VOLUMES, **CANDIDATES[best], device=device), {"chosen": best, "cross_validation": told}
+    return replace(VOLUME_SETTINGS, **CANDIDATES[best], device=device), {"chosen": best, "cross_validation": told}
 
 
 def score(labels: Path, truth: Path, paths: list[Path]) -> NDArray[np.float64]:
@@ -188,22 +188,22 @@ def score(labels: Path, truth: Path, paths: list[Path]) -> NDArray[np.float64]:
             torch.from_numpy(np.asarray(read_volume(top / path.name).values).astype(np.int64))
             for top in (labels, truth)
         )
-        rows.append(dice(found, true, LABELS))
+        rows.append(volume_dice(found, true, LABELS))
     return np.array(rows)
 
 
 def compare(folders: Folders, settings: FitSettings, out: Path, paths: list[Path]) -> dict[str, dict[str, object]]:
     """Learn from all of the second part, refine the third as `deepmrf refine` does, and score what lies on the disk."""
     predictions, images, masks = folders
-    samples = open_samples(match(predictions, images, masks)[0], masks)
-    samples.check(lambda *_: None)
-    models = {"U-Net": settings.build(LABELS, 0, samples.spacing)}  # untrained, it returns its input
-    models |= learn(samples, range(len(samples)), settings, no_phases)
+    examples = open_examples(match_files(predictions, images, masks)[0], masks)
+    examples.read_all()
+    models = {"U-Net": settings.build(LABELS, 0, examples.spacing)}  # untrained, it returns its input
+    models |= learn(examples, range(len(examples)), settings)
     told: dict[str, dict[str, object]] = {}
     before = None
     for name, mrf in models.items():
         to = out / "test" / name.replace(" ", "-")
-        report = refine(mrf.eval(), samples.labels, out / "test" / "predictions", images, to, overwrite=True)
+        report = refine(mrf.eval(), examples.labels, out / "test" / "predictions", images, to, overwrite=True)
         assert not report.failed, report.failed
         scores = score(to, masks, paths)
         before = scores if before is None else before

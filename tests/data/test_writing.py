@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,10 @@ def test_a_file_is_no_place_for_a_folder(tmp_path):
             check_folder(folder, "the run")
     check_folder(tmp_path, "the run")
     check_folder(tmp_path / "new" / "newer", "the run")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing was made
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder that not even root can write into")
+def test_a_folder_that_cannot_be_written_into_is_named():
+    with pytest.raises(OSError, match=r"/proc cannot be written into \(.+\): give another folder for the run\."):
+        check_folder(Path("/proc/new/newer"), "the run")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deepmrf.data.files import VOID
-from deepmrf.evaluation.dice import VolumeMetrics, dice, mean, per_label, soft_dice
+from deepmrf.evaluation.dice import VolumeMetrics, dice_per_label, mean_dice, soft_dice, volume_dice
 from deepmrf.evaluation.metrics import SegmentationMetrics
 
 
@@ -16,13 +16,13 @@ def test_by_hand():
     truth = torch.tensor([0, 0, 1, 1, 1, 2, VOID, VOID])
     found = torch.tensor([0, 1, 1, 1, 2, 2, 1, 2])
     # label 1: 2 in common, 3 true, 3 found -> 4 / 6; label 2: 1 in common, 1 true, 2 found -> 2 / 3
-    assert dice(found, truth, 3) == pytest.approx((2 / 3, 2 / 3))
+    assert volume_dice(found, truth, 3) == pytest.approx((2 / 3, 2 / 3))
 
 
 def test_against_sets():
     random = torch.Generator().manual_seed(0)
     truth, found = (torch.randint(0, 4, (5, 6, 7), generator=random) for _ in range(2))
-    for label, value in enumerate(dice(found, truth, 4), start=1):
+    for label, value in enumerate(volume_dice(found, truth, 4), start=1):
         a, b = (
             set((truth == label).flatten().nonzero()[:, 0].tolist()),
             set((found == label).flatten().nonzero()[:, 0].tolist()),
@@ -34,7 +34,7 @@ def test_soft_dice_of_certain_probabilities_is_dice():
     truth, found = torch.randint(0, 3, (2, 3, 4, 5)), torch.randint(0, 3, (2, 3, 4, 5))
     truth[0, 0] = VOID
     q = torch.nn.functional.one_hot(found, 4).movedim(-1, 1).double()  # label 3 is nowhere and does not count
-    assert float(soft_dice(q, truth)) == pytest.approx(sum(dice(found, truth, 3)) / 2)
+    assert float(soft_dice(q, truth)) == pytest.approx(sum(volume_dice(found, truth, 3)) / 2)
     nothing = torch.zeros_like(truth)
     assert float(soft_dice(q, nothing)) == 1  # no foreground, nothing to learn
 
@@ -48,12 +48,12 @@ def test_soft_dice_leads_towards_the_truth():
 
 def test_what_is_not_there_is_left_out():
     nowhere = torch.zeros(4, dtype=torch.int64)
-    assert all(math.isnan(value) for value in dice(nowhere, nowhere, 3))
-    assert dice(torch.tensor([1, 0]), torch.tensor([0, 0]), 2) == (0.0,)  # invented, and that counts
+    assert all(math.isnan(value) for value in volume_dice(nowhere, nowhere, 3))
+    assert volume_dice(torch.tensor([1, 0]), torch.tensor([0, 0]), 2) == (0.0,)  # invented, and that counts
     scores = {"a": (0.5, math.nan), "b": (0.7, 0.2)}
-    assert per_label(scores) == pytest.approx([0.6, 0.2])
-    assert mean(scores) == pytest.approx(0.4)
-    assert math.isnan(mean({"a": (math.nan,)}))
+    assert dice_per_label(scores) == pytest.approx([0.6, 0.2])
+    assert mean_dice(scores) == pytest.approx(0.4)
+    assert math.isnan(mean_dice({"a": (math.nan,)}))
 
 
 def test_the_rest_is_what_pictures_get():

@@ -15,8 +15,10 @@ from deepmrf import MeanField
 from deepmrf.cli import app
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.refine.apply import open_mrf, open_preset, read_label_file, refine
-from deepmrf.refine.fit import FitReport, FitSettings, save_mrf
-from deepmrf.refine.predictions import Coding, read_prediction
+from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.predictions import PredictionFolder, read_prediction
+from deepmrf.refine.report import FitReport
+from deepmrf.refine.settings import FitSettings
 
 SIZE = (24, 30)
 LABELS = LabelSet(("left", "right", "other"), distinct_colours(3))
@@ -62,14 +64,15 @@ def test_a_fitted_folder_and_its_probabilities(folders, tmp_path, kind):
     predictions, images, out, _ = folders
     made = MeanField(3, window=5, contexts=2, context_size=3)
     torch.nn.init.normal_(made.label_contexts.weight, std=0.1)
-    save_mrf(FitReport(made, "nothing", LABELS, {}, (), FitSettings(), ""), tmp_path / "mrf")
-    mrf, labels = open_mrf(tmp_path / "mrf")
-    assert labels == LABELS
+    FitReport(made, "nothing", LABELS, {}, (), FitSettings(), "").save(tmp_path / "mrf")
+    mrf, labels, label_ids = open_mrf(tmp_path / "mrf")
+    assert (labels, label_ids) == (LABELS, None)
     refine(mrf, labels, predictions, images, out, probabilities=kind)
-    log_p = read_prediction(predictions, "1", 3)
+    log_p, _ = read_prediction(PredictionFolder(predictions).find("1"), 3)
     image = torch.from_numpy(np.array(Image.open(images / "1.jpg"))).permute(2, 0, 1)
     expected = made(log_p[None], image[None])[0].exp()
-    torch.testing.assert_close(read_prediction(out, "1", 3).exp(), expected, atol=1e-3, rtol=0)
+    written, _ = read_prediction(PredictionFolder(out).find("1"), 3)
+    torch.testing.assert_close(written.exp(), expected, atol=1e-3, rtol=0)
     assert (np.asarray(Image.open(out / "1.png")) == expected.argmax(0).numpy()).all()
     assert np.load(out / f"1.{kind}") is not None
     assert not list(out.glob(".*"))
@@ -114,11 +117,11 @@ def test_bad_calls_are_named(folders):
     with pytest.raises(ValueError, match="4 labels"):
         refine(MeanField(4, window=3), LABELS, predictions, images, out)
     with pytest.raises(ValueError, match="3 labels, but 2 ids"):
-        refine(mrf, LABELS, predictions, images, out, coding=Coding((4, 5)))
+        refine(mrf, LABELS, predictions, images, out, label_ids=LabelIds((4, 5)))
     with pytest.raises(ValueError, match="banana"):
         refine(mrf, LABELS, predictions, images, out, device="banana")
     out.write_text("a file")
-    with pytest.raises(OSError, match=r"cannot be written into \(it is a file\)"):
+    with pytest.raises(ValueError, match="is a file: give a folder for the results"):
         refine(mrf, LABELS, predictions, images, out)
 
 
@@ -155,8 +158,8 @@ def test_labels_are_read_as_fit_reads_them(folders, tmp_path):
     path.write_text(
         "\ufeff" + json.dumps({"names": ["left", "right"], "ids": [4, 6], "ignore": None}), encoding="utf-8"
     )
-    labels, coding = read_label_file(path)
-    assert (labels.names, coding) == (("left", "right"), Coding((4, 6)))
+    labels, label_ids = read_label_file(path)
+    assert (labels.names, label_ids) == (("left", "right"), LabelIds((4, 6)))
     for file in predictions.iterdir():
         Image.fromarray(np.array([4, 6, 255], np.uint8)[np.asarray(Image.open(file))]).save(file)
     code, text = type_in(folders, "--preset", "dense-crf", "--labels", path)
@@ -172,7 +175,7 @@ def test_labels_are_read_as_fit_reads_them(folders, tmp_path):
 
 def test_a_fitted_mrf_takes_no_labels(folders, tmp_path):
     made = MeanField(3, window=3, contexts=0)
-    save_mrf(FitReport(made, "nothing", LABELS, {}, (), FitSettings(), ""), tmp_path / "mrf")
+    FitReport(made, "nothing", LABELS, {}, (), FitSettings(), "").save(tmp_path / "mrf")
     (tmp_path / "labels.json").write_text(json.dumps(LABELS.to_dict()))
     code, text = type_in(folders, tmp_path / "mrf", "--labels", tmp_path / "labels.json")
     assert code == 2

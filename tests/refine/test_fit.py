@@ -8,13 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from deepmrf.models.folder import read_mrf
 from PIL import Image
 from torch.nn import functional
 
 from deepmrf.data import DataError, synthetic
-from deepmrf.data.progress import no_phases
 from deepmrf.refine import fit as fitting
-from deepmrf.refine.fit import FitSettings, choose, fit, load_mrf, save_mrf, split
+from deepmrf.refine import learn as learning
+from deepmrf.refine.examples import open_examples
+from deepmrf.refine.fit import best_stage, fit, split
+from deepmrf.refine.matching import match_files
+from deepmrf.refine.settings import FitSettings
 
 QUICK = FitSettings(
     window=7, contexts=2, context_size=3, folds=2, crop=48, batch=2, penalty_steps=20, contexts_steps=20
@@ -57,10 +61,10 @@ def report(folders):
 
 
 def test_held_out_images_gain(report):
-    assert report.kept != "nothing"
+    assert report.stage != "nothing"
     assert report.after.miou > report.before.miou + 0.05
     assert report.after.pixel_accuracy > report.before.pixel_accuracy
-    assert all(fold.scores[report.kept].miou > fold.scores["nothing"].miou for fold in report.folds)
+    assert all(fold.scores[report.stage].miou > fold.scores["nothing"].miou for fold in report.folds)
     assert report.before.images == report.after.images == 8
     assert report.kind == "log-probabilities"
     assert "to" in report.verdict
@@ -75,27 +79,27 @@ def test_every_image_is_held_out_once(report, folders):
 
 
 def test_saved_and_loaded(report, tmp_path):
-    loaded = load_mrf(save_mrf(report, tmp_path / "mrf"))
+    loaded, _ = read_mrf(report.save(tmp_path / "mrf"))
     log_p, image = torch.randn(1, 6, 20, 20), torch.rand(1, 3, 20, 20)
     assert torch.equal(loaded(log_p, image), report.mean_field(log_p, image))
     config = json.loads((tmp_path / "mrf" / "config.json").read_text())
     assert config["labels"]["names"][0] == "label 0"
-    assert config["metrics"]["kept"] == report.kept
+    assert config["metrics"]["kept"] == report.stage
     assert config["settings"]["window"] == 7
     with pytest.raises(FileNotFoundError, match="deepmrf fit"):
-        load_mrf(tmp_path)
+        read_mrf(tmp_path)
     (tmp_path / "mrf" / "config.json").write_text(json.dumps(config | {"unary": {}}))
     with pytest.raises(ValueError, match="MRF alone"):
-        load_mrf(tmp_path / "mrf")
+        read_mrf(tmp_path / "mrf")
     (tmp_path / "mrf" / "config.json").write_text(json.dumps(config | {"format": 9}))
     with pytest.raises(ValueError, match="newer"):
-        load_mrf(tmp_path / "mrf")
+        read_mrf(tmp_path / "mrf")
 
 
 def test_overconfident_predictions_are_corrected_and_not_just_doubted(tmp_path):
     folders = scenes(tmp_path, count=4, sharpness=4.0)
     found = fit(*folders, replace(QUICK, contexts=0))
-    assert found.kept == "triple penalty"
+    assert found.stage == "triple penalty"
     assert found.after.miou > found.before.miou + 0.05
     assert found.mean_field.triple_penalty.scale < 0  # pixels that agree cost less
 
@@ -108,7 +112,7 @@ def test_perfect_predictions_are_left_alone(tmp_path):
         _write(tmp_path, item.name, image, mask, (0.94 * truth + 0.01).log())
     settings = FitSettings(window=5, contexts=1, context_size=3, folds=2, crop=32, penalty_steps=4, contexts_steps=4)
     found = fit(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks", settings)
-    assert found.kept == "nothing"
+    assert found.stage == "nothing"
     assert found.verdict.startswith("No gain")
     log_p = torch.randn(1, 6, 9, 9).log_softmax(1)
     torch.testing.assert_close(found.mean_field(log_p, torch.rand(1, 3, 9, 9)), log_p)
@@ -121,10 +125,10 @@ def test_the_simplest_of_equals_is_kept(report):
         names = ("nothing", "triple penalty", "label contexts")
         return {name: replace(base, miou=value) for name, value in zip(names, values, strict=False)}
 
-    assert choose(of(0.5, 0.5001, 0.5002)) == "nothing"
-    assert choose(of(0.5, 0.6, 0.6001)) == "triple penalty"
-    assert choose(of(0.5, 0.4, 0.7)) == "label contexts"
-    assert choose(of(0.5, 0.6)) == "triple penalty"
+    assert best_stage(of(0.5, 0.5001, 0.5002)) == "nothing"
+    assert best_stage(of(0.5, 0.6, 0.6001)) == "triple penalty"
+    assert best_stage(of(0.5, 0.4, 0.7)) == "label contexts"
+    assert best_stage(of(0.5, 0.6)) == "triple penalty"
 
 
 @pytest.fixture
@@ -154,19 +158,19 @@ MARKED = FitSettings(
 
 
 def test_training_never_sees_the_fold_it_is_scored_on(marked, monkeypatch):
-    crop, score = fitting._crop, fitting._score
+    crop, score = learning.crop, fitting._score
     seen, rounds = set(), []
 
-    def spy_crop(sample, *rest):
-        seen.add(int(sample.image[0, 0, 0]) // 40)
-        return crop(sample, *rest)
+    def spy_crop(example, *rest):
+        seen.add(int(example.image[0, 0, 0]) // 40)
+        return crop(example, *rest)
 
-    def spy_score(models, samples, indices, *rest):
-        rounds.append((set(seen), {int(samples[i].image[0, 0, 0]) // 40 for i in indices}))
+    def spy_score(models, examples, indices, *rest):
+        rounds.append((set(seen), {int(examples[i].image[0, 0, 0]) // 40 for i in indices}))
         seen.clear()
-        return score(models, samples, indices, *rest)
+        return score(models, examples, indices, *rest)
 
-    monkeypatch.setattr(fitting, "_crop", spy_crop)
+    monkeypatch.setattr(learning, "crop", spy_crop)
     monkeypatch.setattr(fitting, "_score", spy_score)
     fit(*marked, replace(MARKED, folds=3, batch=4, penalty_steps=2, contexts_steps=2))
     assert len(rounds) == 3
@@ -180,11 +184,11 @@ def test_what_only_a_held_out_image_teaches_is_not_known(marked):
     found = fit(*marked, MARKED)
     with_marker = next(fold for fold in found.folds if "5" in fold.held_out)
     assert with_marker.scores["label contexts"].pixel_accuracy == pytest.approx(0.5, abs=0.01)
-    samples = fitting._samples(fitting.match(*marked)[0], marked[2], MARKED)
-    mrf = fitting.learn(samples, [5], MARKED, no_phases)["label contexts"]
-    sample = samples[5]
-    labels = mrf(sample.log_p[None].float(), sample.image[None]).argmax(1)[0]
-    assert (labels == sample.mask).float().mean() > 0.9  # from the image itself it is learned at once
+    examples = open_examples(match_files(*marked)[0], marked[2])
+    mrf = learning.learn(examples, [5], MARKED)["label contexts"]
+    example = examples[5]
+    labels = mrf(example.log_p[None].float(), example.image[None]).argmax(1)[0]
+    assert (labels == example.mask).float().mean() > 0.9  # from the image itself it is learned at once
 
 
 def test_labels_json_names_the_labels(folders, tmp_path):
@@ -193,11 +197,11 @@ def test_labels_json_names_the_labels(folders, tmp_path):
     path = masks.parent / "labels.json"
     path.write_text(text)
     try:
-        made = fitting._samples(fitting.match(predictions, images, masks)[0], masks, QUICK)
+        examples = open_examples(match_files(predictions, images, masks)[0], masks)
     finally:
         path.unlink()
-    assert made.labels.names[2] == "hat"
-    assert made[0].log_p.shape[0] == 6
+    assert examples.labels.names[2] == "hat"
+    assert examples[0].log_p.shape[0] == 6
 
 
 def test_bad_inputs_are_named(tmp_path):

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from deepmrf.models.folder import read_mrf
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -15,8 +16,11 @@ from deepmrf import MeanField
 from deepmrf.cli import app
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.refine import fit as fitting
-from deepmrf.refine.fit import FitReport, FitSettings, fit, load_coding, load_mrf, save_mrf
-from deepmrf.refine.predictions import Coding
+from deepmrf.refine.apply import open_mrf
+from deepmrf.refine.fit import fit
+from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.report import FitReport
+from deepmrf.refine.settings import FitSettings
 
 SIZE, COUNT = (20, 26), 4
 QUICK = FitSettings(window=3, contexts=0, folds=2, crop=16, penalty_steps=2)
@@ -59,15 +63,18 @@ def idle(monkeypatch):
     def work(*_):
         raise AssertionError("the files were read")
 
-    monkeypatch.setattr(fitting, "match", work)
+    monkeypatch.setattr(fitting, "match_files", work)
 
 
-@pytest.mark.parametrize("out", ["afile", "afile/below", "/proc/nope"])
-def test_where_nothing_can_be_written_is_said_before_the_work(folders, tmp_path, idle, out):
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [("afile", "give a folder for the MRF"), ("afile/below", "is a file"), ("/proc/nope", "cannot be written into")],
+)
+def test_where_nothing_can_be_written_is_said_before_the_work(folders, tmp_path, idle, out, why):
     (tmp_path / "afile").write_text("precious")
     code, text = type_in("fit", *typed(folders), "-o", tmp_path / out)
     assert code == 2
-    assert "cannot be written into" in text
+    assert why in text
     assert len(text.strip().splitlines()) == 1
     assert (tmp_path / "afile").read_text() == "precious"
 
@@ -97,10 +104,10 @@ def test_other_models_are_not_written_over(folders, tmp_path, idle, held):
     assert f"holds a {next(iter(held))} that deepmrf fit did not write; choose another folder." in text
     report = FitReport(MeanField(3, window=3, contexts=0), "nothing", LABELS, {}, (), QUICK, "")
     with pytest.raises(ValueError, match="did not write"):
-        save_mrf(report, out)
+        report.save(out)
     assert {path.name: path.read_text() for path in out.iterdir()} == held
-    save_mrf(report, tmp_path / "mrf")
-    save_mrf(report, tmp_path / "mrf")  # its own may be replaced
+    report.save(tmp_path / "mrf")
+    report.save(tmp_path / "mrf")  # its own may be replaced
 
 
 @pytest.mark.parametrize(("device", "why"), [("banana", "unknown"), ("cuda", "finds no GPU")])
@@ -130,21 +137,21 @@ def test_numbers_are_checked_before_the_work(folders, tmp_path, idle, option, va
 def test_a_damaged_mrf_gives_one_sentence(folders, tmp_path):
     def saved(name, window):
         made = MeanField(3, window=window, contexts=1, context_size=window)
-        return save_mrf(FitReport(made, "nothing", LABELS, {}, (), QUICK, ""), tmp_path / name)
+        return FitReport(made, "nothing", LABELS, {}, (), QUICK, "").save(tmp_path / name)
 
     one, other = saved("one", 3), saved("other", 5)
     weights = (one / "model.safetensors").read_bytes()
     for damage in (weights[:100], b"", (other / "model.safetensors").read_bytes()):
         (one / "model.safetensors").write_bytes(damage)
         with pytest.raises(ValueError, match="is damaged, or its") as error:
-            load_mrf(one)
+            read_mrf(one)
         assert "\n" not in str(error.value)
     config = json.loads((one / "config.json").read_text())
     config["mean_field"]["magic"] = 1
     (one / "config.json").write_text(json.dumps(config))
     (one / "model.safetensors").write_bytes(weights)
     with pytest.raises(ValueError, match="is damaged, or its"):
-        load_mrf(one)
+        read_mrf(one)
     code, text = type_in("refine", one, *typed(folders)[:4], "-o", tmp_path / "out")
     assert code == 2
     assert len(text.strip().splitlines()) == 1
@@ -175,7 +182,7 @@ def test_what_was_left_out_is_said_when_it_stops(folders):
 def test_labels_that_are_never_predicted_are_no_fault_of_the_mask(folders):
     recode(folders[2], [0, 1, 3])
     Image.fromarray(np.full(SIZE, 5, np.uint8)).save(folders[2] / "3.png")
-    with pytest.raises(ValueError, match=r"0\.png holds ids that no .*\(those use 0 to 2\); give .*--labels 6"):
+    with pytest.raises(ValueError, match=r"0\.png holds ids that no .*\(those use 0 to 2\); give labels=6"):
         fit(*folders, QUICK)
     assert len(fit(*folders, FitSettings(**vars(QUICK) | {"labels": 6})).labels) == 6
     for path in list(folders[0].iterdir()):
@@ -193,7 +200,7 @@ def test_label_maps_have_the_ids_of_the_masks(folders, tmp_path):
     report = fit(*folders, QUICK)
     assert report.before.miou == 1
     assert report.kind == "label ids, those of the masks"
-    assert load_coding(save_mrf(report, tmp_path / "mrf")) == report.coding == Coding((7, 0, 26), (9, 255))
+    assert open_mrf(report.save(tmp_path / "mrf"))[2] == report.label_ids == LabelIds((7, 0, 26), (9, 255))
     code, text = type_in("refine", tmp_path / "mrf", *typed(folders)[:4], "-o", tmp_path / "out")
     assert code == 0, text
     assert "the ids of the masks: 7, 0, 26." in text
@@ -207,6 +214,6 @@ def test_label_maps_have_the_ids_of_the_masks(folders, tmp_path):
 def test_ids_that_are_the_labels_are_not_kept(folders, tmp_path):
     (folders[2] / "labels.json").write_text(json.dumps({"names": list(LABELS.names), "ids": [0, 1, 2]}))
     report = fit(*folders, QUICK)
-    assert report.coding is None
-    assert load_coding(save_mrf(report, tmp_path / "mrf")) is None
+    assert report.label_ids is None
+    assert open_mrf(report.save(tmp_path / "mrf"))[2] is None
     assert "ids" not in json.loads((tmp_path / "mrf" / "config.json").read_text())

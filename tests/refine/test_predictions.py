@@ -8,18 +8,17 @@ import torch
 from PIL import Image
 
 from deepmrf.data import DataError
-from deepmrf.refine.predictions import (
-    CONFIDENCE,
-    Coding,
-    Index,
-    count_labels,
-    find_predictions,
-    match,
-    read_prediction,
-    read_with_kind,
-)
+from deepmrf.refine.decode import CONFIDENCE
+from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.matching import match_files
+from deepmrf.refine.predictions import PredictionFolder, count_labels, read_prediction
 
 L, H, W = 4, 9, 12
+
+
+def read(folder, stem, labels=None, names=None, dims=2):
+    """The log-probabilities of one prediction in a folder."""
+    return read_prediction(PredictionFolder(folder, dims).find(stem), labels, names)[0]
 
 
 @pytest.fixture
@@ -28,10 +27,10 @@ def truth():
 
 
 def _close(folder, truth, tolerance, labels=L, names=None):
-    read = read_prediction(folder, "a", labels, names)
-    assert read.dtype == torch.float32
-    torch.testing.assert_close(read.exp(), truth, atol=tolerance, rtol=0)
-    torch.testing.assert_close(read.exp().sum(0), torch.ones(H, W))
+    log_p = read(folder, "a", labels, names)
+    assert log_p.dtype == torch.float32
+    torch.testing.assert_close(log_p.exp(), truth, atol=tolerance, rtol=0)
+    torch.testing.assert_close(log_p.exp().sum(0), torch.ones(H, W))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["LHW", "HWL"])
@@ -43,7 +42,7 @@ def test_arrays_are_told_apart(tmp_path, truth, kind, dtype, known, last):
     array = made.numpy().astype(dtype)
     np.save(tmp_path / "a.npy", np.moveaxis(array, 0, 2) if last else array)
     _close(tmp_path, truth, 5e-3 if dtype == np.float16 else 1e-5, known)
-    assert read_with_kind(Index(tmp_path).find("a"), known)[1] == kind
+    assert read_prediction(PredictionFolder(tmp_path).find("a"), known)[1] == kind
 
 
 def test_npz_and_a_batch_axis(tmp_path, truth):
@@ -61,7 +60,7 @@ def test_whole_numbers_are_shares_of_their_largest(tmp_path, truth, dtype):
 def test_independent_scores_are_divided_by_their_sum(tmp_path, truth):
     np.save(tmp_path / "a.npy", 0.5 * truth.numpy())
     _close(tmp_path, truth, 1e-5)
-    assert "scores" in read_with_kind(Index(tmp_path).find("a"))[1]
+    assert "scores" in read_prediction(PredictionFolder(tmp_path).find("a"))[1]
 
 
 @pytest.mark.parametrize("least", [-1e-6, -0.023])
@@ -69,11 +68,11 @@ def test_probabilities_may_overshoot_a_little(tmp_path, truth, least):
     made = truth.clone()
     made[:, 0, 0] = torch.tensor([1 - least, least, 0, 0])  # as bicubic interpolation leaves it
     np.save(tmp_path / "a.npy", made.numpy())
-    assert read_with_kind(Index(tmp_path).find("a"), L)[1] == "probabilities"
+    assert read_prediction(PredictionFolder(tmp_path).find("a"), L)[1] == "probabilities"
     _close(tmp_path, made.clamp(0, 1), 1e-5)
     made[:, 0, 0] = torch.tensor([1.5, -0.5, 0, 0])
     np.save(tmp_path / "a.npy", made.numpy())
-    assert read_with_kind(Index(tmp_path).find("a"), L)[1] == "logits"
+    assert read_prediction(PredictionFolder(tmp_path).find("a"), L)[1] == "logits"
 
 
 @pytest.mark.parametrize(
@@ -97,12 +96,12 @@ def test_impossible_stays_finite(tmp_path):
     certain = np.zeros((L, H, W), np.float32)
     certain[1] = 1
     np.save(tmp_path / "a.npy", certain)
-    read = read_prediction(tmp_path, "a")
-    assert read.isfinite().all()
-    assert (read.argmax(0) == 1).all()
+    log_p = read(tmp_path, "a")
+    assert log_p.isfinite().all()
+    assert (log_p.argmax(0) == 1).all()
     with np.errstate(divide="ignore"):
         np.save(tmp_path / "a.npy", np.log(certain))
-    assert read_prediction(tmp_path, "a").isfinite().all()
+    assert read(tmp_path, "a").isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -116,10 +115,10 @@ def test_one_picture_per_label(tmp_path, truth, layout, dtype):
         Image.fromarray((share * most).round().astype(dtype)).save(tmp_path / place)
     if layout == "names":
         with pytest.raises(DataError, match=r"labels\.json"):
-            read_prediction(tmp_path, "a", L)
+            read(tmp_path, "a", L)
     _close(tmp_path, truth, 2 / most, names=names)
-    assert find_predictions(tmp_path) == ["a"]
-    assert count_labels([Index(tmp_path).find("a")]) == L
+    assert PredictionFolder(tmp_path).stems() == ["a"]
+    assert count_labels([PredictionFolder(tmp_path).find("a")]) == L
 
 
 def test_a_label_map_and_its_confidence(tmp_path):
@@ -128,27 +127,27 @@ def test_a_label_map_and_its_confidence(tmp_path):
     picture = Image.fromarray(ids)
     picture.putpalette(list(range(256)) * 3)
     picture.save(tmp_path / "a.png")
-    read = read_prediction(tmp_path, "a", L).exp()
-    np.testing.assert_allclose(read[:, 0, 0], 1 / L, atol=1e-5)  # 255: unknown
+    p = read(tmp_path, "a", L).exp()
+    np.testing.assert_allclose(p[:, 0, 0], 1 / L, atol=1e-5)  # 255: unknown
     known = ids != 255
-    assert (read.argmax(0).numpy() == ids)[known].all()
-    np.testing.assert_allclose(read.max(0).values.numpy()[known], CONFIDENCE, atol=1e-5)
-    np.testing.assert_allclose(read.min(0).values.numpy()[known], (1 - CONFIDENCE) / (L - 1), atol=1e-5)
+    assert (p.argmax(0).numpy() == ids)[known].all()
+    np.testing.assert_allclose(p.max(0).values.numpy()[known], CONFIDENCE, atol=1e-5)
+    np.testing.assert_allclose(p.min(0).values.numpy()[known], (1 - CONFIDENCE) / (L - 1), atol=1e-5)
     sure = np.linspace(0.3, 1, H * W).reshape(H, W)
     Image.fromarray((sure * 65535).astype(np.uint16)).save(tmp_path / "a_confidence.png")
-    read = read_prediction(tmp_path, "a", L).exp()
-    np.testing.assert_allclose(read.max(0).values.numpy()[known], sure[known], atol=1e-4)
-    assert find_predictions(tmp_path) == ["a"]
+    p = read(tmp_path, "a", L).exp()
+    np.testing.assert_allclose(p.max(0).values.numpy()[known], sure[known], atol=1e-4)
+    assert PredictionFolder(tmp_path).stems() == ["a"]
     np.save(tmp_path / "b.npy", ids.astype(np.int64))
-    assert (read_prediction(tmp_path, "b", L).argmax(0).numpy() == ids)[known].all()
-    assert count_labels([Index(tmp_path).find("b")]) == L
+    assert (read(tmp_path, "b", L).argmax(0).numpy() == ids)[known].all()
+    assert count_labels([PredictionFolder(tmp_path).find("b")]) == L
 
 
 def test_bad_files_are_named(tmp_path):
     def saved(array):
         np.save(tmp_path / "a.npy", array, allow_pickle=True)
         with pytest.raises(DataError) as error:
-            read_prediction(tmp_path, "a", L)
+            read(tmp_path, "a", L)
         message = str(error.value)
         assert "a.npy" in message
         assert message.endswith(".")
@@ -162,21 +161,20 @@ def test_bad_files_are_named(tmp_path):
     assert "complex64" in saved(np.zeros((L, H, W), np.complex64))
     (tmp_path / "a.npy").write_bytes(b"not an array")
     with pytest.raises(DataError, match="cannot be read"):
-        read_prediction(tmp_path, "a", L)
+        read(tmp_path, "a", L)
     (tmp_path / "b.png").write_bytes(b"not a picture")
     with pytest.raises(DataError, match="cannot be read"):
-        read_prediction(tmp_path, "b", L)
+        read(tmp_path, "b", L)
     (tmp_path / "c.npz").write_bytes(b"PK not an archive")
     with pytest.raises(DataError, match="cannot be read"):
-        read_prediction(tmp_path, "c", L)
-    with pytest.raises(FileNotFoundError, match="no prediction for 'z'"):
-        read_prediction(tmp_path, "z", L)
+        read(tmp_path, "c", L)
+    assert PredictionFolder(tmp_path).find("z") is None
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        find_predictions(tmp_path / "nowhere")
+        PredictionFolder(tmp_path / "nowhere")
     Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / "d_0.png")
     Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / "d_1.png")
     with pytest.raises(DataError, match="2 pictures for 4 labels"):
-        read_prediction(tmp_path, "d", L)
+        read(tmp_path, "d", L)
 
 
 def test_a_corrupt_archive_is_named_whatever_it_raises(tmp_path, truth):
@@ -185,7 +183,7 @@ def test_a_corrupt_archive_is_named_whatever_it_raises(tmp_path, truth):
     for place in range(30, len(whole), 37):
         (tmp_path / "a.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         try:
-            read_prediction(tmp_path, "a", L)
+            read(tmp_path, "a", L)
         except DataError as why:
             said.append(str(why))
     assert said
@@ -194,9 +192,9 @@ def test_a_corrupt_archive_is_named_whatever_it_raises(tmp_path, truth):
     broken = (tmp_path / "b.npy").read_bytes().replace(b"}", b"(")
     (tmp_path / "b.npy").write_bytes(broken)
     with pytest.raises(DataError, match="cannot be read as an array"):
-        read_prediction(tmp_path, "b", L)
+        read(tmp_path, "b", L)
     np.save(tmp_path / "c.npy", np.zeros((L, H, W), np.float32))
-    index = Index(tmp_path)
+    index = PredictionFolder(tmp_path)
     assert count_labels([index.find("b"), index.find("c")]) == L
     with pytest.raises(DataError, match=r"b\.npy cannot be read"):
         count_labels([index.find("b")])
@@ -204,30 +202,30 @@ def test_a_corrupt_archive_is_named_whatever_it_raises(tmp_path, truth):
 
 def test_ids_may_be_those_of_the_masks(tmp_path):
     labels = np.random.default_rng(0).integers(0, L, (H, W))
-    coding = Coding((7, 0, 255, 2), (9,))
-    ids = np.array(coding.ids)[labels]
+    label_ids = LabelIds((7, 0, 255, 2), (9,))
+    ids = np.array(label_ids.ids)[labels]
     ids[0, 0] = 9
     Image.fromarray(ids.astype(np.uint8)).save(tmp_path / "a.png")
     np.save(tmp_path / "b.npy", ids)
     for stem in "ab":
-        read, kind = read_with_kind(Index(tmp_path).find(stem), L, coding=coding)
+        log_p, kind = read_prediction(PredictionFolder(tmp_path).find(stem), L, label_ids=label_ids)
         assert kind == "label ids, those of the masks"
-        np.testing.assert_allclose(read[:, 0, 0].exp(), 1 / L, atol=1e-5)  # void
-        assert (read.argmax(0).numpy() == labels).ravel()[1:].all()
-    for label, given in enumerate(coding.ids):
+        np.testing.assert_allclose(log_p[:, 0, 0].exp(), 1 / L, atol=1e-5)  # void
+        assert (log_p.argmax(0).numpy() == labels).ravel()[1:].all()
+    for label, given in enumerate(label_ids.ids):
         Image.fromarray(np.where(labels == label, 255, 0).astype(np.uint8)).save(tmp_path / f"c_{given}.png")
-    read, _ = read_with_kind(Index(tmp_path).find("c"), L, coding=coding)
-    assert (read.argmax(0).numpy() == labels).all()
+    log_p, _ = read_prediction(PredictionFolder(tmp_path).find("c"), L, label_ids=label_ids)
+    assert (log_p.argmax(0).numpy() == labels).all()
     for odd in (-1, 3, 300):
         np.save(tmp_path / "b.npy", np.where(labels == 0, odd, ids))
         with pytest.raises(DataError, match=f"holds the id {odd}, but the masks' ids in labels.json are 7, 0, 255, 2"):
-            read_with_kind(Index(tmp_path).find("b"), L, coding=coding)
+            read_prediction(PredictionFolder(tmp_path).find("b"), L, label_ids=label_ids)
 
 
-def test_bad_codings_are_named():
+def test_bad_ids_are_named():
     for ids, void, why in (((0, 300), (255,), "300"), ((0, 0), (255,), "repeat"), ((0, 255), (255,), "repeat")):
         with pytest.raises(ValueError, match=why):
-            Coding(ids, void)
+            LabelIds(ids, void)
 
 
 def test_what_is_missing_is_counted(tmp_path):
@@ -238,8 +236,8 @@ def test_what_is_missing_is_counted(tmp_path):
             Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / kind / f"{stem}.png")
     for stem in "bce":
         np.save(tmp_path / "predictions" / f"{stem}.npy", np.zeros((L, H, W), np.float32))
-    trios, notes = match(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks")
-    assert [trio.stem for trio in trios] == ["b"]
+    matched, notes = match_files(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks")
+    assert [files.stem for files in matched] == ["b"]
     assert notes == [
         "2 of the images have no prediction: a, d.",
         "1 of the predicted images have no mask: c.",
@@ -247,7 +245,7 @@ def test_what_is_missing_is_counted(tmp_path):
     ]
     (tmp_path / "predictions" / "b.npy").unlink()
     with pytest.raises(FileNotFoundError, match="equal names"):
-        match(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks")
+        match_files(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks")
 
 
 def test_numbered_frames_are_not_taken_for_labels(tmp_path):
@@ -255,6 +253,6 @@ def test_numbered_frames_are_not_taken_for_labels(tmp_path):
         (tmp_path / name).mkdir()
         for frame in range(3):
             Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / name / f"drive_{frame}.png")
-    trios, notes = match(tmp_path / "predictions", tmp_path / "images")
-    assert [trio.stem for trio in trios] == ["drive_0", "drive_1", "drive_2"]
+    matched, notes = match_files(tmp_path / "predictions", tmp_path / "images")
+    assert [files.stem for files in matched] == ["drive_0", "drive_1", "drive_2"]
     assert not notes

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from deepmrf.models.folder import read_mrf
 from torch.nn import functional
 from typer.testing import CliRunner
 
@@ -20,23 +21,17 @@ from deepmrf.cli import predictions as command
 from deepmrf.data import DataError
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.data.volumes import read_volume, unit_range
-from deepmrf.evaluation.dice import mean
-from deepmrf.refine import fit as fitting
+from deepmrf.evaluation.dice import mean_dice
 from deepmrf.refine.apply import open_mrf, open_preset, refine
-from deepmrf.refine.examples import open_samples
-from deepmrf.refine.fit import FitSettings, default_settings, fit, load_mrf, save_mrf
-from deepmrf.refine.folder import VOLUMES, voxels
-from deepmrf.refine.predictions import (
-    CONFIDENCE,
-    Coding,
-    Index,
-    count_labels,
-    dims_of,
-    find_predictions,
-    match,
-    read_prediction,
-    read_with_kind,
-)
+from deepmrf.refine.crops import crop
+from deepmrf.refine.decode import CONFIDENCE
+from deepmrf.refine.examples import open_examples
+from deepmrf.refine.fit import default_settings, fit, refined_labels
+from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.learn import run_batch
+from deepmrf.refine.matching import count_dims, match_files
+from deepmrf.refine.predictions import PredictionFolder, count_labels, read_prediction
+from deepmrf.refine.settings import VOLUME_SETTINGS, FitSettings, size_in_voxels
 
 nibabel = pytest.importorskip("nibabel")
 
@@ -50,6 +45,11 @@ QUICK = FitSettings(
 def save(path, values, affine=AFFINE):
     path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(values, affine), path)
+
+
+def read(folder, stem):
+    """The log-probabilities of one prediction in a folder."""
+    return read_prediction(PredictionFolder(folder, 3).find(stem), 3)[0]
 
 
 @pytest.fixture
@@ -73,12 +73,12 @@ def test_every_way_to_save_is_read_back(tmp_path, truth, ending, kind, last):
         np.savez_compressed(path, probabilities=array)
     else:
         save(path, array)
-    read = read_prediction(tmp_path, "a", L, dims=3)
-    torch.testing.assert_close(read.exp(), truth, atol=1e-5, rtol=0)
-    source = Index(tmp_path, 3).find("a")
-    assert read_with_kind(source, L)[1] == kind
-    assert count_labels([source]) == L
-    assert find_predictions(tmp_path, 3) == ["a"]
+    files = PredictionFolder(tmp_path, 3).find("a")
+    log_p, taken_for = read_prediction(files, L)
+    torch.testing.assert_close(log_p.exp(), truth, atol=1e-5, rtol=0)
+    assert taken_for == kind
+    assert count_labels([files]) == L
+    assert PredictionFolder(tmp_path, 3).stems() == ["a"]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
@@ -87,25 +87,25 @@ def test_label_maps(tmp_path, dtype):
     save(tmp_path / "a.nii.gz", ids.astype(dtype))
     np.save(tmp_path / "b.npy", ids)
     for stem in "ab":
-        read = read_prediction(tmp_path, stem, L, dims=3).exp()
-        assert (read.argmax(0).numpy() == ids).all()
-        np.testing.assert_allclose(read.max(0).values, CONFIDENCE, atol=1e-5)
-        assert count_labels([Index(tmp_path, 3).find(stem)]) == L
+        p = read(tmp_path, stem).exp()
+        assert (p.argmax(0).numpy() == ids).all()
+        np.testing.assert_allclose(p.max(0).values, CONFIDENCE, atol=1e-5)
+        assert count_labels([PredictionFolder(tmp_path, 3).find(stem)]) == L
 
 
 def test_one_map_per_label_of_ints(tmp_path):
     ids = np.random.default_rng(0).integers(0, L, SIZE)
     for dtype in (np.uint8, np.int16):
         save(tmp_path / "a.nii", (ids[..., None] == np.arange(L)).astype(dtype))
-        read = read_prediction(tmp_path, "a", L, dims=3).exp()
-        assert (read.max(0).values > 0.99).all()
-        assert (read.argmax(0).numpy() == ids).all()
+        p = read(tmp_path, "a").exp()
+        assert (p.max(0).values > 0.99).all()
+        assert (p.argmax(0).numpy() == ids).all()
 
 
 def test_probabilities_are_preferred_to_the_label_map_beside_them(tmp_path, truth):
     save(tmp_path / "a.nii.gz", truth.argmax(0).numpy().astype(np.uint8))
     np.savez_compressed(tmp_path / "a.npz", probabilities=truth.numpy())
-    torch.testing.assert_close(read_prediction(tmp_path, "a", L, dims=3).exp(), truth, atol=1e-5, rtol=0)
+    torch.testing.assert_close(read(tmp_path, "a").exp(), truth, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("ending", ["npy", "npz"])
@@ -120,29 +120,29 @@ def test_arrays_with_axes_from_last_to_first_are_turned(tmp_path, truth, ending)
             np.save(tmp_path / "predictions" / f"{stem}.npy", turned)
         else:
             np.savez_compressed(tmp_path / "predictions" / f"{stem}.npz", probabilities=turned, other=np.zeros(2))
-    trios, notes = match(tmp_path / "predictions", tmp_path / "images")
-    for trio, cut in zip(trios, (SIZE, (6, 9, 6)), strict=True):
-        read = read_with_kind(trio.source, L)[0].exp()
+    matched, notes = match_files(tmp_path / "predictions", tmp_path / "images")
+    for files, cut in zip(matched, (SIZE, (6, 9, 6)), strict=True):
+        log_p, _ = read_prediction(files.prediction, L)
         expected = truth[:, : cut[0], : cut[1], : cut[2]]
-        torch.testing.assert_close(read, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(log_p.exp(), expected, atol=1e-5, rtol=0)
     assert any("were turned" in note for note in notes)
     np.save(tmp_path / "predictions" / "a.npy", truth.numpy())  # npy goes before npz: now one lies as it should
-    trios, notes = match(tmp_path / "predictions", tmp_path / "images")
+    matched, notes = match_files(tmp_path / "predictions", tmp_path / "images")
     assert not notes
-    assert not any(trio.source.backwards for trio in trios)
+    assert not any(files.prediction.reversed_axes for files in matched)
 
 
 def test_pictures_and_volumes_are_told_apart(tmp_path):
     from PIL import Image
 
     save(tmp_path / "images" / "a.nii.gz", np.zeros(SIZE, np.float32))
-    assert dims_of(tmp_path / "images") == 3
-    assert default_settings(tmp_path / "images") == VOLUMES
+    assert count_dims(tmp_path / "images") == 3
+    assert default_settings(tmp_path / "images") == VOLUME_SETTINGS
     Image.new("L", (4, 4)).save(tmp_path / "images" / "b.png")
     with pytest.raises(ValueError, match=r"both volumes \(a\.nii\.gz\) and pictures \(b\.png\)"):
-        dims_of(tmp_path / "images")
+        count_dims(tmp_path / "images")
     (tmp_path / "images" / "a.nii.gz").unlink()
-    assert dims_of(tmp_path / "images") == 2
+    assert count_dims(tmp_path / "images") == 2
     assert default_settings(tmp_path / "images") == FitSettings()
 
 
@@ -150,16 +150,15 @@ def test_bad_predictions_are_named(tmp_path):
     def says(array, text):
         np.save(tmp_path / "a.npy", array)
         with pytest.raises(DataError, match=text):
-            read_prediction(tmp_path, "a", L, dims=3)
+            read(tmp_path, "a")
 
     says(np.zeros(SIZE, np.float32), r"save \(L, D, H, W\) or \(D, H, W, L\)")
     says(np.zeros((5, *SIZE), np.float32), r"save \(3, D, H, W\)")
     says(np.full(SIZE, 7), "the id 7")
     save(tmp_path / "b.nii", np.random.default_rng(0).random(SIZE).astype(np.float32))
     with pytest.raises(DataError, match=r"b\.nii has shape"):
-        read_prediction(tmp_path, "b", L, dims=3)
-    with pytest.raises(FileNotFoundError, match=r"z\.nii\.gz"):
-        read_prediction(tmp_path, "z", L, dims=3)
+        read(tmp_path, "b")
+    assert PredictionFolder(tmp_path, 3).find("z") is None
 
 
 # ---- fitting
@@ -197,8 +196,8 @@ def report(folders):
 
 
 def test_held_out_volumes_gain(report):
-    assert report.kept != "nothing"
-    before, after = mean(report.dice["nothing"]), mean(report.dice[report.kept])
+    assert report.stage != "nothing"
+    before, after = mean_dice(report.dice["nothing"]), mean_dice(report.dice[report.stage])
     assert after > before + 0.05
     assert report.after.miou > report.before.miou
     assert report.before.images == 6
@@ -209,17 +208,17 @@ def test_held_out_volumes_gain(report):
 
 
 def test_saved_and_loaded(report, tmp_path):
-    loaded = load_mrf(save_mrf(report, tmp_path / "mrf"))
+    loaded, _ = read_mrf(report.save(tmp_path / "mrf"))
     log_p, image = torch.randn(1, 3, 8, 9, 7), torch.rand(1, 1, 8, 9, 7)
     assert torch.equal(loaded(log_p, image), report.mean_field(log_p, image))
     metrics = json.loads((tmp_path / "mrf" / "config.json").read_text())["metrics"]
-    assert metrics["dice"]["nothing"]["mean"] == pytest.approx(mean(report.dice["nothing"]))
+    assert metrics["dice"]["nothing"]["mean"] == pytest.approx(mean_dice(report.dice["nothing"]))
     assert len(metrics["dice"]["nothing"]["per_volume"]) == 6
 
 
 def test_the_reported_dice_is_that_of_the_predictions(report, folders):
     for stem, values in report.dice["nothing"].items():
-        found = read_prediction(folders[0], stem, 3, dims=3).half().argmax(0).numpy()
+        found = read(folders[0], stem).half().argmax(0).numpy()
         true = np.asarray(nibabel.load(folders[2] / f"{stem}.nii.gz").dataobj)
         for label, value in enumerate(values, start=1):
             a, b = found == label, true == label
@@ -227,11 +226,11 @@ def test_the_reported_dice_is_that_of_the_predictions(report, folders):
 
 
 def test_windows_cover_the_same_distance_along_every_axis():
-    assert voxels(7, (1.0, 1.0, 1.0)) == 7
-    assert voxels(7, (0.5, 0.5, 0.502)) == 7
-    assert voxels(9, (1.0, 1.0, 2.0)) == [9, 9, 3]
-    assert voxels(9, (3.0, 1.0, 1.7)) == [3, 9, 5]
-    assert voxels(1, (3.0, 1.0, 1.0)) == [1, 1, 1]
+    assert size_in_voxels(7, (1.0, 1.0, 1.0)) == 7
+    assert size_in_voxels(7, (0.5, 0.5, 0.502)) == 7
+    assert size_in_voxels(9, (1.0, 1.0, 2.0)) == [9, 9, 3]
+    assert size_in_voxels(9, (3.0, 1.0, 1.7)) == [3, 9, 5]
+    assert size_in_voxels(1, (3.0, 1.0, 1.0)) == [1, 1, 1]
     made = FitSettings(window=9, context_size=5).build(3, 2, (1.0, 0.5, 0.5))
     assert made.triple_penalty.window == (3, 9, 9)
     assert made.label_contexts.size == (3, 5, 5)
@@ -243,30 +242,30 @@ def test_each_volume_is_measured_with_its_own_spacing(folders, tmp_path):
     predictions, images, masks = balls(tmp_path, count=3)
     image = nibabel.load(images / "v1.nii.gz")
     save(images / "v1.nii.gz", np.asarray(image.dataobj), np.diag([1.0, 1.0, 2.5, 1.0]))
-    samples = open_samples(match(predictions, images, masks)[0], masks)
-    notes = samples.check(lambda *_: None)
+    examples = open_examples(match_files(predictions, images, masks)[0], masks)
+    notes = examples.read_all()
     assert any("spacings differ, 1 x 1 x 1 to 1 x 1 x 2.5" in note for note in notes)
-    assert samples.spacing == (1.0, 1.0, 1.0)  # the median
-    mrf = QUICK.build(3, 0, samples.spacing)
+    assert examples.spacing == (1.0, 1.0, 1.0)  # the median
+    mrf = QUICK.build(3, 0, examples.spacing)
     torch.nn.init.constant_(mrf.triple_penalty.scale, -1.0)
     own = QUICK.build(3, 0, (1.0, 1.0, 2.5))
     own.triple_penalty.window = mrf.triple_penalty.window
     own.load_state_dict(mrf.state_dict())
-    pair = [samples[0], samples[1]]
+    pair = [examples[0], examples[1]]
     log_p, image = torch.stack([s.log_p.float() for s in pair]), torch.stack([s.image for s in pair])
-    found = fitting._through(mrf, log_p, image, [s.spacing for s in pair])
+    found = run_batch(mrf, log_p, image, [s.spacing for s in pair])
     torch.testing.assert_close(found[:1], mrf(log_p[:1], image[:1]))
     torch.testing.assert_close(found[1:], MeanField.forward(own, log_p[1:], image[1:]))
     assert not torch.equal(found[1:], mrf(log_p[1:], image[1:]))
-    assert (fitting._labels(mrf, pair[1]) == found[1].argmax(0)).all()
+    assert (refined_labels(mrf, pair[1]) == found[1].argmax(0)).all()
 
 
 def test_crops_are_never_mirrored_and_often_hold_foreground(folders):
-    samples = open_samples(match(*folders)[0], folders[2])
-    sample, random = samples[0], np.random.default_rng(0)
-    whole, held = sample.image[0], 0
+    examples = open_examples(match_files(*folders)[0], folders[2])
+    example, random = examples[0], np.random.default_rng(0)
+    whole, held = example.image[0], 0
     for _ in range(40):
-        _, image, mask = fitting._crop(sample, (4, 5, 20), random)
+        _, image, mask = crop(example, (4, 5, 20), random)
         assert mask.shape == (4, 5, 20)
         assert (mask[..., 14:] == 255).all()  # beyond the volume
         inside = image[0, ..., :14]
@@ -274,14 +273,14 @@ def test_crops_are_never_mirrored_and_often_hold_foreground(folders):
         assert (places == inside).flatten(3).all(-1).any()
         held += bool(((mask > 0) & (mask != 255)).any())
     assert held >= 20
-    assert samples.crop(16) == (16, 16, 14)
+    assert examples.crop_size(16) == (16, 16, 14)
 
 
 def test_masks_that_lie_otherwise_are_noted(tmp_path):
     predictions, images, masks = balls(tmp_path, count=2)
     mask = nibabel.load(masks / "v1.nii.gz")
     save(masks / "v1.nii.gz", np.asarray(mask.dataobj), np.diag([-1.0, 1.0, 1.0, 1.0]))
-    notes = open_samples(match(predictions, images, masks)[0], masks).check(lambda *_: None)
+    notes = open_examples(match_files(predictions, images, masks)[0], masks).read_all()
     assert [note for note in notes if "other directions" in note and "v1" in note]
 
 
@@ -316,14 +315,14 @@ def test_refined_volumes_lie_where_the_images_lie(folders, tmp_path, kind):
     result = refine(mrf, LABELS, predictions, images, out, probabilities=kind)
     assert result.done == tuple(f"v{n}" for n in range(6))
     assert result.kinds == ("logits",)
-    log_p = read_prediction(predictions, "v2", 3, dims=3)
+    log_p = read(predictions, "v2")
     volume = read_volume(images / "v2.nii.gz")
     image = torch.from_numpy(unit_range(volume.values))[None, None]
     expected = mrf(log_p[None], image)[0].exp()
     written = nibabel.load(out / "v2.nii.gz")
     np.testing.assert_allclose(written.affine, volume.affine)
     assert (np.asarray(written.dataobj) == expected.argmax(0).numpy()).all()
-    torch.testing.assert_close(read_prediction(out, "v2", 3, dims=3).exp(), expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(read(out, "v2").exp(), expected, atol=1e-3, rtol=0)
     assert not list(out.glob(".*"))
     (out / "v3.nii.gz").unlink()
     again = refine(mrf, LABELS, predictions, images, out, probabilities=kind)
@@ -331,12 +330,12 @@ def test_refined_volumes_lie_where_the_images_lie(folders, tmp_path, kind):
 
 
 def test_refined_volumes_have_the_ids_of_the_masks(folders, tmp_path):
-    mrf, coding = trained(), Coding((5, 0, 9))
+    mrf, label_ids = trained(), LabelIds((5, 0, 9))
     refine(mrf, LABELS, *folders[:2], tmp_path / "plain")
-    refine(mrf, LABELS, *folders[:2], tmp_path / "coded", coding=coding)
+    refine(mrf, LABELS, *folders[:2], tmp_path / "coded", label_ids=label_ids)
     for path in (tmp_path / "plain").iterdir():
         plain, coded = (np.asarray(nibabel.load(p).dataobj) for p in (path, tmp_path / "coded" / path.name))
-        assert (coded == np.array(coding.ids)[plain]).all()
+        assert (coded == np.array(label_ids.ids)[plain]).all()
         assert len(np.unique(plain)) > 1
 
 
@@ -379,7 +378,7 @@ def test_the_preset_is_for_volumes_too(folders, tmp_path):
         true = nibabel.load(masks / "v0.nii.gz").get_fdata()
         return float((found == true).mean())
 
-    before = read_prediction(predictions, "v0", 3, dims=3).argmax(0).numpy()
+    before = read(predictions, "v0").argmax(0).numpy()
     assert right(nibabel.load(tmp_path / "out" / "v0.nii.gz").get_fdata()) > right(before)
 
 
@@ -404,17 +403,17 @@ def test_fit_and_refine_as_typed(folders, tmp_path):
     assert code == 0, text
     assert "6 refined" in text
     assert len(list((tmp_path / "out").glob("*.nii.gz"))) == len(list((tmp_path / "out").glob("*.npz"))) == 6
-    mrf, labels = open_mrf(tmp_path / "mrf")
+    mrf, labels, _ = open_mrf(tmp_path / "mrf")
     assert (mrf.dims, len(labels)) == (3, 3)
 
 
 def test_the_helps_defaults_are_the_settings():
-    for said, settings in ((command.PICTURES, FitSettings()), (command.VOLUMES, VOLUMES)):
+    for said, settings in ((command.PICTURES, FitSettings()), (command.VOLUMES, VOLUME_SETTINGS)):
         assert said == {name: getattr(settings, name) for name in said}
-    changed = {name for name in vars(VOLUMES) if getattr(VOLUMES, name) != getattr(FitSettings(), name)}
+    changed = {name for name in vars(VOLUME_SETTINGS) if getattr(VOLUME_SETTINGS, name) != getattr(FitSettings(), name)}
     assert changed - {"penalty_rate", "contexts_rate"} <= set(command.VOLUMES)
     text = type_in("fit", "--help")[1]
-    assert f"{FitSettings().window}; of volumes {VOLUMES.window}" in text
+    assert f"{FitSettings().window}; of volumes {VOLUME_SETTINGS.window}" in text
     assert "NIfTI" in text
 
 
@@ -436,6 +435,6 @@ def test_perfect_volumes_are_left_alone(tmp_path):
         one_hot = functional.one_hot(torch.from_numpy(ids.copy()).long(), 3).movedim(-1, 0).float()
         np.savez_compressed(folders[0] / f"{path.name.split('.')[0]}.npz", logits=3 * one_hot.numpy())
     found = fit(*folders, replace(QUICK, contexts=0, penalty_steps=3))
-    assert found.kept == "nothing"
+    assert found.stage == "nothing"
     assert found.verdict.startswith("No gain: the foreground's mean Dice is 100.00")
-    assert not math.isnan(mean(found.dice["triple penalty"]))
+    assert not math.isnan(mean_dice(found.dice["triple penalty"]))

@@ -18,7 +18,7 @@ from deepmrf.cli import process
 
 if TYPE_CHECKING:
     from deepmrf.data.progress import Phases
-    from deepmrf.refine.fit import FitReport
+    from deepmrf.refine.report import FitReport
 
 PICTURES = {"window": 21, "contexts": 3, "context_size": 7, "crop": 128, "batch": 2}
 PICTURES |= {"penalty_steps": 60, "contexts_steps": 120}
@@ -78,7 +78,7 @@ def _by_dims(name: str, text: str) -> Any:
 
 def _table(report: FitReport) -> Table:
     """The scores of held-out images before the MRF and with each of its parts; of volumes, Dice first."""
-    from deepmrf.evaluation.dice import mean, per_label
+    from deepmrf.evaluation.dice import dice_per_label, mean_dice
 
     headings = ["before" if part == "nothing" else part for part in report.scores]
     what = "IoU, held-out images" if not report.dice else "Dice, held-out volumes"
@@ -87,7 +87,7 @@ def _table(report: FitReport) -> Table:
     def row(title: str, values: list[float], digits: int = 2, style: str = "") -> None:
         table.add_row(title, *["-" if v != v else f"{100 * v:.{digits}f}" for v in values], style=style or None)
 
-    each = {part: [math.nan, *per_label(found)] for part, found in report.dice.items()} or {
+    each = {part: [math.nan, *dice_per_label(found)] for part, found in report.dice.items()} or {
         part: list(scores.iou_per_class) for part, scores in report.scores.items()
     }
     for number, name in enumerate(report.labels.names):
@@ -95,12 +95,12 @@ def _table(report: FitReport) -> Table:
             row(name, [values[number] for values in each.values()], 1 if not report.dice else 2)
     table.add_section()
     if report.dice:
-        row("mean Dice", [mean(found) for found in report.dice.values()], style="bold")
+        row("mean Dice", [mean_dice(found) for found in report.dice.values()], style="bold")
     row("mIoU", [s.miou for s in report.scores.values()], style="" if report.dice else "bold")
     row("pixel accuracy" if not report.dice else "voxel accuracy", [s.pixel_accuracy for s in report.scores.values()])
     for number, fold in enumerate(report.folds, start=1):
         if report.dice:
-            parts = [mean({stem: found[stem] for stem in fold.held_out}) for found in report.dice.values()]
+            parts = [mean_dice({stem: found[stem] for stem in fold.held_out}) for found in report.dice.values()]
             row(f"mean Dice of fold {number}", parts, style="dim")
         else:
             row(f"mIoU of fold {number}", [s.miou for s in fold.scores.values()], style="dim")
@@ -132,7 +132,8 @@ def fit_command(
     """Learn an MRF for saved predictions."""
     process.prepare()
     from deepmrf.predict.devices import chosen_device
-    from deepmrf.refine.fit import default_settings, fit, folder_for_mrf, save_mrf
+    from deepmrf.refine.fit import default_settings, fit
+    from deepmrf.refine.report import check_fit_folder
 
     console = Console()
     given = {
@@ -155,7 +156,7 @@ def fit_command(
             **{name: value for name, value in given.items() if value is not None},
         )
         chosen_device(device)
-        folder_for_mrf(out)  # before the work, which would be lost
+        check_fit_folder(out)  # before the work, which would be lost
         with _bar(console) as phases:
             report = fit(predictions, images, masks, settings, phases)
     for note in report.notes:
@@ -164,7 +165,7 @@ def fit_command(
     console.print(_table(report))
     console.print(report.verdict, soft_wrap=True)
     with _one_sentence():
-        console.print(f"Wrote {save_mrf(report, out)} ({report.kept}).", soft_wrap=True)
+        console.print(f"Wrote {report.save(out)} ({report.stage}).", soft_wrap=True)
 
 
 def refine_command(
@@ -182,7 +183,6 @@ def refine_command(
     process.prepare()
     from deepmrf.predict.devices import chosen_device
     from deepmrf.refine.apply import open_mrf, open_preset, read_label_file, refine
-    from deepmrf.refine.fit import load_coding
 
     console = Console()
     with _one_sentence():
@@ -192,9 +192,9 @@ def refine_command(
             raise ValueError(f"--labels is for a preset, and {mrf} has labels of its own: leave --labels out.")
         chosen_device(device)
         if mrf is not None:
-            (model, known), coding = open_mrf(mrf), load_coding(mrf)
+            model, known, label_ids = open_mrf(mrf)
         else:
-            given, coding = (None, None) if labels is None else read_label_file(labels)
+            given, label_ids = (None, None) if labels is None else read_label_file(labels)
             model, known = open_preset(preset, predictions, images, given)
         with _bar(console) as phases:
             report = refine(
@@ -207,13 +207,13 @@ def refine_command(
                 overwrite=overwrite,
                 device=device,
                 progress=phases("refining"),
-                coding=coding,
+                label_ids=label_ids,
             )
     for line in (*report.notes, *(f"{stem}: {why}" for stem, why in report.failed)):
         console.print(line, style="yellow", markup=False, soft_wrap=True)
     counts = f"{len(report.done)} refined, {len(report.skipped)} there already, {len(report.failed)} failed"
     kinds = f" Predictions were read as {'; '.join(report.kinds)}." if report.kinds else ""
-    ids = "" if coding is None else f" Label maps hold the ids of the masks: {', '.join(map(str, coding.ids))}."
+    ids = "" if label_ids is None else f" Label maps hold the ids of the masks: {', '.join(map(str, label_ids.ids))}."
     console.print(f"{counts}: {out}.{kinds}{ids}", soft_wrap=True)
     if report.failed:
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ written to directly.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,9 +55,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_folder(folder: Path, content: str) -> None:
-    """Raise a ValueError if a file is where `folder`, for `content`, or one of its parents should be."""
-    for path in (folder, *folder.parents):
-        if path.exists():
-            if not path.is_dir():
-                raise ValueError(f"{path} is a file: give a folder for {content}.")
-            return
+    """Raise an error where `folder`, which is to hold `content`, cannot be made or written into. Makes nothing."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{nearest} is a file: give a folder for {content}.")
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(f"{nearest} cannot be written into ({reason}): give another folder for {content}.") from error

@@ -1,9 +1,14 @@
 """Refinement: an MRF on predictions that any network has saved.
 
-fit           learn an MRF (stages 2 and 3) and score it by cross-validation
-apply         refine a folder of predictions with it
-predictions   find and match predictions, images and masks
-decode        what the numbers in prediction files mean
+fit           learn an MRF and score it by cross-validation
+learn         stages 2 and 3 on crops of examples
+crops         random crops of examples
+settings      how large the MRF is, and how it is learned
+report        the MRF and its scores; saving them
+apply         refine a folder of predictions with an MRF
 examples      the images that a fit learns from
-folder        the MRF on disk
+matching      predictions, images and masks of one name
+predictions   find and read the files of a prediction
+decode        from the numbers in those files to log-probabilities
+label_ids     the ids that stand for labels in masks and label maps
 """

@@ -1,0 +1,55 @@
+"""The ids that stand for labels in masks and label maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepmrf.data.files import VOID, Bytes, DataError
+
+
+@dataclass(frozen=True)
+class LabelIds:
+    """The ids that stand for the labels 0 .. L-1 where they are others."""
+
+    ids: tuple[int, ...]
+    """One id of 0 to 255 per label."""
+    void: tuple[int, ...] = (VOID,)
+    """The ids that stand for no label."""
+
+    def __post_init__(self) -> None:
+        for value in (*self.ids, *self.void):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
+                raise ValueError(f"The id {value!r} of a label is no whole number of 0 to 255; correct it.")
+        if len({*self.ids, *self.void}) != len(self.ids) + len(self.void):
+            raise ValueError(f"The ids {self.ids} and {self.void} of labels and void repeat; give each its own.")
+
+    @classmethod
+    def from_lookup(cls, lookup: NDArray[np.int16], labels: int) -> LabelIds | None:
+        """The ids in a table (256,) from ids to labels; None where each id is its label."""
+        by_label = {int(lookup[i]): int(i) for i in np.flatnonzero((lookup >= 0) & (lookup < labels))}
+        ids = tuple(by_label[label] for label in range(labels))
+        void = tuple(np.flatnonzero(lookup == VOID).tolist())
+        return None if (ids, void) == (tuple(range(labels)), (VOID,)) else cls(ids, void)
+
+    def to_labels(self, ids: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
+        """The labels of a map of ids, with void as 255; `path` is the map's name in errors."""
+        table = np.full(257, -1, np.int64)
+        table[list(self.void)], table[list(self.ids)] = VOID, np.arange(len(self.ids))
+        labels: NDArray[np.int64] = table[np.where((ids < 0) | (ids > 255), 256, ids)]
+        if labels.size and labels.min() < 0:
+            allowed = ", ".join(map(str, self.ids[:10])) + (" ..." if len(self.ids) > 10 else "")
+            raise DataError(
+                f"{path} holds the id {int(ids[labels < 0][0])}, but the masks' ids in labels.json are {allowed}; "
+                "save label maps with the ids of the masks.",
+                path,
+                "id",
+            )
+        return labels
+
+    def to_ids(self, labels: Bytes) -> Bytes:
+        """The ids of a map of labels 0 .. L-1."""
+        return np.array(self.ids, dtype=np.uint8)[labels]

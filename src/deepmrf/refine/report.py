@@ -1,0 +1,119 @@
+"""What a fit found: the MRF, and the scores of cross-validation, with and without it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepmrf.data.labels import LabelSet
+from deepmrf.data.writing import check_folder
+from deepmrf.evaluation.dice import VolumeDice, dice_per_label, mean_dice
+from deepmrf.evaluation.metrics import Scores
+from deepmrf.layers import MeanField
+from deepmrf.models.folder import check_mrf_folder, write_mrf
+from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.learn import FitStage
+from deepmrf.refine.predictions import Folder
+from deepmrf.refine.settings import FitSettings
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The scores of the images that were held out together."""
+
+    held_out: tuple[str, ...]
+    scores: dict[FitStage, Scores]
+    """"nothing" is the network as it came."""
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """A fitted MRF and its scores."""
+
+    mean_field: MeanField
+    """Learned from all images."""
+    stage: FitStage
+    """The stage that scored best, up to which `mean_field` was learned."""
+    labels: LabelSet
+    scores: dict[FitStage, Scores]
+    """Over all images, each scored by an MRF that never saw it."""
+    folds: tuple[Fold, ...]
+    settings: FitSettings
+    kind: str
+    """What the predictions were taken for."""
+    notes: tuple[str, ...] = field(default=())
+    """Sentences on files that were left out or look odd."""
+    dice: dict[FitStage, VolumeDice] = field(default_factory=dict)
+    """The Dice of each volume, scored like `scores`; empty for images."""
+    label_ids: LabelIds | None = None
+    """The ids in the masks, and so in label maps, where they are not the labels 0 .. L-1."""
+
+    @property
+    def before(self) -> Scores:
+        """The scores of the network as it came."""
+        return self.scores["nothing"]
+
+    @property
+    def after(self) -> Scores:
+        """The scores of the MRF."""
+        return self.scores[self.stage]
+
+    @property
+    def verdict(self) -> str:
+        """What the MRF gains, in a sentence."""
+        volumes = bool(self.dice)
+        values = {stage: mean_dice(self.dice[stage]) if volumes else s.miou for stage, s in self.scores.items()}
+        percents = {stage: f"{100 * value:.2f}" for stage, value in values.items()}
+        count = f"{self.before.images} {'volumes' if volumes else 'images'}, each held out once"
+        tried = ", ".join(f"{stage} {percent}" for stage, percent in percents.items() if stage != "nothing")
+        if self.stage == "nothing":
+            measure = "the foreground's mean Dice" if volumes else "mIoU"
+            return (
+                f"No gain: {measure} is {percents['nothing']} without and no better with an MRF ({tried}; {count}), "
+                "so what is saved returns the predictions unchanged."
+            )
+        change = f"{percents['nothing']} to {percents[self.stage]}"
+        left_out = self.stage == "triple penalty" and "label contexts" in values
+        if volumes:
+            miou = f"mIoU {100 * self.before.miou:.2f} to {100 * self.after.miou:.2f}"
+            note = f"; label contexts were left out ({tried})" if left_out else ""
+            return f"The foreground's mean Dice goes from {change}, {miou} ({count}){note}."
+        accuracy = f"pixel accuracy {100 * self.before.pixel_accuracy:.2f} to {100 * self.after.pixel_accuracy:.2f}"
+        note = f"; label contexts gave {percents['label contexts']} and were left out" if left_out else ""
+        return f"mIoU {change}, {accuracy} ({count}){note}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurements, for JSON."""
+        dice = {
+            stage: {"mean": mean_dice(values), "per_label": dice_per_label(values), "per_volume": values}
+            for stage, values in self.dice.items()
+        }
+        return {
+            "kept": self.stage,
+            **({"dice": dice} if dice else {}),
+            "cross_validation": {stage: scores.to_dict() for stage, scores in self.scores.items()},
+            "folds": [
+                {"held_out": list(f.held_out), "scores": {stage: s.to_dict() for stage, s in f.scores.items()}}
+                for f in self.folds
+            ],
+        }
+
+    def save(self, folder: Folder) -> Path:
+        """Write config.json (settings, labels, scores) and model.safetensors."""
+        check_fit_folder(folder)
+        ids = self.label_ids
+        config = {
+            "labels": self.labels.to_dict(),
+            **({"ids": list(ids.ids), "void": list(ids.void)} if ids is not None else {}),
+            "metrics": self.to_dict(),
+            "settings": asdict(self.settings),
+        }
+        write_mrf(Path(folder), self.mean_field, config)
+        return Path(folder)
+
+
+def check_fit_folder(folder: Folder) -> None:
+    """Raise an error where `FitReport.save` cannot write, or would write over something else than an MRF."""
+    check_mrf_folder(Path(folder))
+    check_folder(Path(folder), "the MRF")
