@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from deepmrf.models.folder import read_mrf
 from PIL import Image
 from torch.nn import functional
 
 from deepmrf.data import DataError, synthetic
+from deepmrf.models.folder import read_mrf
 from deepmrf.refine import fit as fitting
 from deepmrf.refine import learn as learning
 from deepmrf.refine.examples import open_examples

@@ -10,7 +10,6 @@ from PIL import Image
 from deepmrf.data import DataError
 from deepmrf.refine.decode import CONFIDENCE
 from deepmrf.refine.label_ids import LabelIds
-from deepmrf.refine.matching import match_files
 from deepmrf.refine.predictions import PredictionFolder, count_labels, read_prediction
 
 L, H, W = 4, 9, 12
@@ -220,39 +219,3 @@ def test_ids_may_be_those_of_the_masks(tmp_path):
         np.save(tmp_path / "b.npy", np.where(labels == 0, odd, ids))
         with pytest.raises(DataError, match=f"holds the id {odd}, but the masks' ids in labels.json are 7, 0, 255, 2"):
             read_prediction(PredictionFolder(tmp_path).find("b"), L, label_ids=label_ids)
-
-
-def test_bad_ids_are_named():
-    for ids, void, why in (((0, 300), (255,), "300"), ((0, 0), (255,), "repeat"), ((0, 255), (255,), "repeat")):
-        with pytest.raises(ValueError, match=why):
-            LabelIds(ids, void)
-
-
-def test_what_is_missing_is_counted(tmp_path):
-    for name in ("predictions", "images", "masks"):
-        (tmp_path / name).mkdir()
-    for kind, stems in (("images", "abcd"), ("masks", "abd")):
-        for stem in stems:
-            Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / kind / f"{stem}.png")
-    for stem in "bce":
-        np.save(tmp_path / "predictions" / f"{stem}.npy", np.zeros((L, H, W), np.float32))
-    matched, notes = match_files(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks")
-    assert [files.stem for files in matched] == ["b"]
-    assert notes == [
-        "2 of the images have no prediction: a, d.",
-        "1 of the predicted images have no mask: c.",
-        "1 of the predictions have no image: e.",
-    ]
-    (tmp_path / "predictions" / "b.npy").unlink()
-    with pytest.raises(FileNotFoundError, match="equal names"):
-        match_files(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks")
-
-
-def test_numbered_frames_are_not_taken_for_labels(tmp_path):
-    for name in ("predictions", "images"):
-        (tmp_path / name).mkdir()
-        for frame in range(3):
-            Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / name / f"drive_{frame}.png")
-    matched, notes = match_files(tmp_path / "predictions", tmp_path / "images")
-    assert [files.stem for files in matched] == ["drive_0", "drive_1", "drive_2"]
-    assert not notes

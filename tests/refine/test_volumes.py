@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from deepmrf.models.folder import read_mrf
 from torch.nn import functional
-from typer.testing import CliRunner
 
 from deepmrf import MeanField
-from deepmrf.cli import app
 from deepmrf.cli import predictions as command
 from deepmrf.data import DataError
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.data.volumes import read_volume, unit_range
 from deepmrf.evaluation.dice import mean_dice
+from deepmrf.models.folder import read_mrf
 from deepmrf.refine.apply import open_mrf, open_preset, refine
 from deepmrf.refine.crops import crop
 from deepmrf.refine.decode import CONFIDENCE
@@ -385,12 +382,7 @@ def test_the_preset_is_for_volumes_too(folders, tmp_path):
 # ---- the command
 
 
-def type_in(*words):
-    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", "TERM": "dumb"})
-    return done.exit_code, re.sub(r"\x1b\[[0-9;]*m", "", done.output)
-
-
-def test_fit_and_refine_as_typed(folders, tmp_path):
+def test_fit_and_refine_as_typed(folders, tmp_path, type_in):
     predictions, images, masks = folders
     common = ("--predictions", predictions, "--images", images)
     quick = ("--folds", 2, "--window", 3, "--contexts", 1, "--crop", 16, "--penalty-steps", 8, "--contexts-steps", 4)
@@ -407,7 +399,7 @@ def test_fit_and_refine_as_typed(folders, tmp_path):
     assert (mrf.dims, len(labels)) == (3, 3)
 
 
-def test_the_helps_defaults_are_the_settings():
+def test_the_helps_defaults_are_the_settings(type_in):
     for said, settings in ((command.PICTURES, FitSettings()), (command.VOLUMES, VOLUME_SETTINGS)):
         assert said == {name: getattr(settings, name) for name in said}
     changed = {name for name in vars(VOLUME_SETTINGS) if getattr(VOLUME_SETTINGS, name) != getattr(FitSettings(), name)}
@@ -417,7 +409,7 @@ def test_the_helps_defaults_are_the_settings():
     assert "NIfTI" in text
 
 
-def test_without_nibabel_there_is_one_sentence(folders, tmp_path, monkeypatch):
+def test_without_nibabel_there_is_one_sentence(folders, tmp_path, monkeypatch, type_in):
     monkeypatch.setitem(sys.modules, "nibabel", None)
     predictions, images, masks = folders
     common = ("--predictions", predictions, "--images", images, "-o", tmp_path / "out")

@@ -1,0 +1,86 @@
+"""The examples of a fit: what predictions are read as, what is left out, and which ids masks and label maps hold."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepmrf.refine.apply import open_mrf
+from deepmrf.refine.fit import fit
+from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.settings import FitSettings
+
+SIZE = (20, 26)
+QUICK = FitSettings(window=3, contexts=0, folds=2, crop=16, penalty_steps=2)
+NAMES = ["sky", "road", "car"]
+
+
+def recode(folder, ids):
+    """Replace the ids in all maps of a folder."""
+    for path in folder.glob("*.png"):
+        Image.fromarray(np.array(ids, np.uint8)[np.asarray(Image.open(path))]).save(path)
+
+
+def test_all_kinds_of_predictions_are_told(folders):
+    random = np.random.default_rng(0)
+    (folders[0] / "1.png").unlink()
+    np.save(folders[0] / "1.npy", 9 * random.normal(size=(3, *SIZE)).astype(np.float32))
+    report = fit(*folders, QUICK)
+    assert report.kind == "label ids; logits"
+    assert report.notes == (
+        "The predictions were not all read alike: 3 as label ids (0 ...); 1 as logits (1 ...); "
+        "save them all alike if that is wrong.",
+    )
+
+
+def test_what_was_left_out_is_said_when_it_stops(folders):
+    recode(folders[2], [255] * 3)
+    with pytest.raises(ValueError, match=r"0 images .* 2 or more\. 4 of the masks are void throughout: 0"):
+        fit(*folders, QUICK)
+    for stem in "012":
+        (folders[2] / f"{stem}.png").rename(folders[2] / f"other_{stem}.png")
+    with pytest.raises(ValueError, match="3 of the predicted images have no mask: 0, 1, 2"):
+        fit(*folders, QUICK)
+
+
+def test_labels_that_are_never_predicted_are_no_fault_of_the_mask(folders):
+    recode(folders[2], [0, 1, 3])
+    Image.fromarray(np.full(SIZE, 5, np.uint8)).save(folders[2] / "3.png")
+    with pytest.raises(ValueError, match=r"0\.png holds ids that no .*\(those use 0 to 2\); give labels=6"):
+        fit(*folders, QUICK)
+    assert len(fit(*folders, FitSettings(**vars(QUICK) | {"labels": 6})).labels) == 6
+    for path in list(folders[0].iterdir()):
+        np.save(path.with_suffix(".npy"), np.zeros((3, *SIZE), np.float32))
+    with pytest.raises(ValueError, match=r"0\.png holds the id 3, but the ids here are 0 to 2"):
+        fit(*folders, QUICK)  # arrays do tell how many there are
+
+
+def test_label_maps_have_the_ids_of_the_masks(folders, tmp_path, options, type_in):
+    (folders[2] / "labels.json").write_text(json.dumps({"names": NAMES, "ids": [7, 0, 26], "ignore": 9}))
+    recode(folders[2], [7, 0, 26])
+    with pytest.raises(ValueError, match=r"holds the id 1, but the masks' ids in labels.json are 7, 0, 26"):
+        fit(*folders, QUICK)
+    recode(folders[0], [7, 0, 26])
+    report = fit(*folders, QUICK)
+    assert report.before.miou == 1
+    assert report.kind == "label ids, those of the masks"
+    assert open_mrf(report.save(tmp_path / "mrf"))[2] == report.label_ids == LabelIds((7, 0, 26), (9, 255))
+    code, text = type_in("refine", tmp_path / "mrf", *options[:4], "-o", tmp_path / "out")
+    assert code == 0, text
+    assert "the ids of the masks: 7, 0, 26." in text
+    for path in (tmp_path / "out").iterdir():
+        picture = Image.open(path)
+        assert (np.asarray(picture) == np.asarray(Image.open(folders[2] / path.name))).all()
+        palette = np.array(picture.getpalette()).reshape(-1, 3)
+        assert (palette[[7, 0, 26]] == report.labels.colours).all()
+
+
+def test_ids_that_are_the_labels_are_not_kept(folders, tmp_path):
+    (folders[2] / "labels.json").write_text(json.dumps({"names": NAMES, "ids": [0, 1, 2]}))
+    report = fit(*folders, QUICK)
+    assert report.label_ids is None
+    assert open_mrf(report.save(tmp_path / "mrf"))[2] is None
+    assert "ids" not in json.loads((tmp_path / "mrf" / "config.json").read_text())

@@ -1,0 +1,41 @@
+"""Predictions, images and masks are matched by their names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepmrf.refine.matching import match_files
+
+L, H, W = 4, 9, 12
+
+
+def test_what_is_missing_is_counted(tmp_path):
+    for name in ("predictions", "images", "masks"):
+        (tmp_path / name).mkdir()
+    for kind, stems in (("images", "abcd"), ("masks", "abd")):
+        for stem in stems:
+            Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / kind / f"{stem}.png")
+    for stem in "bce":
+        np.save(tmp_path / "predictions" / f"{stem}.npy", np.zeros((L, H, W), np.float32))
+    matched, notes = match_files(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks")
+    assert [files.stem for files in matched] == ["b"]
+    assert notes == [
+        "2 of the images have no prediction: a, d.",
+        "1 of the predicted images have no mask: c.",
+        "1 of the predictions have no image: e.",
+    ]
+    (tmp_path / "predictions" / "b.npy").unlink()
+    with pytest.raises(FileNotFoundError, match="equal names"):
+        match_files(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks")
+
+
+def test_numbered_frames_are_not_taken_for_labels(tmp_path):
+    for name in ("predictions", "images"):
+        (tmp_path / name).mkdir()
+        for frame in range(3):
+            Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / name / f"drive_{frame}.png")
+    matched, notes = match_files(tmp_path / "predictions", tmp_path / "images")
+    assert [files.stem for files in matched] == ["drive_0", "drive_1", "drive_2"]
+    assert not notes
