@@ -256,7 +256,9 @@ def check_that_it_is_standard(file, weights):
 def test_python_in_the_docs(tmp_path, monkeypatch, capsys):
     """Every block of docs/export.md runs, in order, as in one session."""
     monkeypatch.chdir(tmp_path)
-    save(lively(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None)), tmp_path / "runs/fast/model")
+    write_model(
+        lively(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None)), tmp_path / "runs/fast/model"
+    )
     Image.fromarray(data.chelsea()).save("photo.jpg", quality=95)
     docs = Path(__file__).parents[2] / "docs" / "export.md"
     blocks = re.findall(r"```python\n(.*?)```", docs.read_text(), re.S)

@@ -4,12 +4,12 @@ vgg16      VGG16: the paper's, Table 1
 strong     Strong: VGG-16's encoder with a U-shaped decoder
 fast       Fast: EfficientNet-Lite0 with a small decoder, for CPUs
 volume     Volume: a small 3-D U-Net, volumes (B, 1, D, H, W) -> logits (B, L, D, H, W)
-wrap       wrap: anybody's network
-imagenet   ImageNet weights from safetensors, and the report of what they filled
-images     what the networks accept, normalisation, upsampling
+wrap       wrap: any other network
+imagenet   ImageNet weights from safetensors, and the report of what was loaded
+images     checks, normalisation, zooming and upsampling of images
 
 Each network normalises its images itself, and has `name`, `config` and `load_imagenet(path)`;
-build(net.name, **net.config) is a network of the same architecture.
+build(net.name, **net.config) builds the same architecture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NETWORKS = (VGG16, Strong, Fast, Volume)
 
 
 def build(name: str, labels: int, **options: Any) -> VGG16 | Strong | Fast | Volume:
-    """The network of that name: "vgg16", "strong", "fast" or "volume", with its constructor's options."""
+    """Build the network "vgg16", "strong", "fast" or "volume" with its constructor's options."""
     for network in NETWORKS:
         if network.name == name:
             try:

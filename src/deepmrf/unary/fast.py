@@ -1,12 +1,12 @@
-"""A fast unary network: EfficientNet-Lite0 (ImageNet) and a small decoder, for two CPU cores and for phones.
+"""Fast, a unary network for CPUs and phones: EfficientNet-Lite0 (ImageNet) and a small decoder.
 
     stride     2    4    8    16   32
     encoder    16   24   40   112  320      inverted residual blocks, ReLU6, no squeeze-and-excite
-    decoder    48   96   128  128  128      the coarser map upsampled, plus the encoder's; labels at stride 2 (or 4, 8)
+    decoder    48   96   128  128  128      upsampled coarser map plus the encoder's map; labels at stride 2 (or 4, 8)
 
-Geometry. TensorFlow's "same" padding puts the odd pixel of a strided filter behind the image, so that cell i of stride
-s is centred on pixel s i + s - 1. Kept for odd sizes too, that makes one rule for every image size, and upsampling
-follows it exactly (`align`): cell i of a map is cell 2 i + 1 of the map twice as large.
+Geometry: TensorFlow's "same" padding puts the odd pixel of a strided filter behind the image, so cell i of stride s is
+centred on pixel s i + s - 1. This holds for every image size here, odd ones too, and upsampling follows it exactly
+(`align`): cell i of a map is cell 2 i + 1 of the map twice as large.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from deepmrf.layers.inputs import check_count
 from deepmrf.unary.imagenet import Loaded, read, transfer
 from deepmrf.unary.images import (
     NO_ZOOM,
     Normalise,
-    check_count,
     check_dropout,
     check_stride,
     check_zoom,
@@ -42,13 +42,13 @@ STAGES = (
 )
 """EfficientNet-Lite0: blocks, filter size, stride, expansion and channels of each stage."""
 NORM_MOMENTUM = 0.01
-"""EfficientNet's."""
+"""EfficientNet's momentum of batch norm."""
 LAST_BLOCKS = (0, 2, 4, 10, 15)
 """The last block at strides 2, 4, 8, 16 and 32."""
 CHANNELS = (16, 24, 40, 112, 320)
-"""What those blocks give."""
+"""Channels of those blocks."""
 STRIDES = (2, 4, 8)
-"""Where the decoder may end."""
+"""Strides at which the decoder can end."""
 
 
 class Unit(nn.Module):
@@ -66,7 +66,7 @@ class Unit(nn.Module):
         activate: bool = True,
     ) -> None:
         super().__init__()
-        # With stride 2, an output one step early is computed as well and cut off: cheaper than a padded copy.
+        # With stride 2, the filter also runs one step early, and that output is cut off: cheaper than a padded copy.
         padding = dilation * (size // 2) + (stride - 1)
         self.convolution = nn.Conv2d(
             inputs, outputs, size, stride=stride, padding=padding, dilation=dilation, groups=groups, bias=False
@@ -77,17 +77,17 @@ class Unit(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             x = self.norm(self._convolve(x, self.convolution.weight, None))
-        else:  # batch norm is linear then: fold it into the filters, and save a pass over the map
+        else:  # batch norm is linear then: fold it into the filters
             scale = self.norm.weight * torch.rsqrt(self._running(self.norm.running_var) + self.norm.eps)
             shift = self.norm.bias - self._running(self.norm.running_mean) * scale
             x = self._convolve(x, self.convolution.weight * scale[:, None, None, None], shift)
-        # In place it would be written through a crop, which a traced graph has to spell out as a scatter.
+        # Not in place in a traced graph: writing through the crop would become a scatter.
         return functional.relu6(x, inplace=not torch.compiler.is_compiling()) if self.activate else x
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        made = self.convolution
-        x = functional.conv2d(x, weight, bias, made.stride, made.padding, made.dilation, made.groups)
-        return x[..., 1:, 1:] if made.stride[0] == 2 else x
+        filters = self.convolution
+        x = functional.conv2d(x, weight, bias, filters.stride, filters.padding, filters.dilation, filters.groups)
+        return x[..., 1:, 1:] if filters.stride[0] == 2 else x
 
     @staticmethod
     def _running(statistic: Tensor | None) -> Tensor:
@@ -135,14 +135,14 @@ class EfficientNetLite0(nn.Module):
 
 
 def separable(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Sequential:
-    """A filter per channel, then a mixture of channels: a convolution at a fraction of its cost."""
+    """A depthwise and a 1 x 1 convolution: a convolution at a fraction of its cost."""
     return nn.Sequential(
         Unit(inputs, inputs, size, groups=inputs, dilation=dilation, activate=False), Unit(inputs, outputs, 1)
     )
 
 
 def align(maps: Tensor, factor: int, size: Sequence[int]) -> Tensor:
-    """Bilinear, `factor` times as large, cropped to `size`: cell i goes to factor * i + factor - 1 exactly."""
+    """Resize bilinearly to `factor` times the size, cropped to `size`: cell i goes to factor * i + factor - 1."""
     height, width = maps.shape[-2:]
     # A copy of the first row and column stands for cell -1, which goes to pixel -1: corners then map to corners.
     padded = functional.pad(maps, (1, 0, 1, 0), mode="replicate")
@@ -153,7 +153,7 @@ def align(maps: Tensor, factor: int, size: Sequence[int]) -> Tensor:
 
 
 class Context(nn.Module):
-    """Surroundings at two distances and the whole image, added up: (B, inputs, H, W) -> (B, outputs, H, W)."""
+    """Add surroundings at two distances and the image's mean: (B, inputs, H, W) -> (B, outputs, H, W)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Up(nn.Module):
 
     def __init__(self, inputs: int, skip: int, outputs: int, *refine: nn.Module) -> None:
         super().__init__()
-        # Channels are reduced before upsampling, where there are four times fewer cells.
+        # Reduce channels before upsampling, on a quarter of the cells.
         self.reduce = Unit(inputs, outputs, 1, activate=False) if inputs != outputs else nn.Identity()
         self.lateral = Unit(skip, outputs, 1, activate=False)
         self.refine = nn.Sequential(*refine)
@@ -185,11 +185,11 @@ class Fast(nn.Module):
     """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
 
     labels: L. width: the decoder's channels at strides 32, 16 and 8; 3/4 of it at 4 and 3/8 at 2.
-    stride: where the decoder ends, 2, 4 or 8. The finest levels cost the most time, and borders are what an MRF mends.
-    zoom: outside training, the network sees images so many times larger. Having learned from random scales, it finds
-    small things better so; time grows with the square.
-    dropout: of whole channels, before the labels, while training.
-    norm_momentum: how fast batch norm's running statistics follow; short trainings from scratch need more than 0.01.
+    stride: where the decoder ends, 2, 4 or 8. The finest levels cost the most time, and an MRF repairs borders.
+    zoom: outside training, enlarge images by this factor first. A network trained at random scales then finds small
+    things better; time grows with the square.
+    dropout: probability of dropping a channel before the last layer, while training.
+    norm_momentum: momentum of batch norm's running statistics; short trainings from scratch need more than 0.01.
     """
 
     name = "fast"
@@ -234,33 +234,39 @@ class Fast(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: Fast(**config) is the same architecture."""
-        made = {"labels": self.labels, "width": self.width, "dropout": self.dropout, "stride": self.stride}
-        return {**made, "norm_momentum": self.norm_momentum, "zoom": float(self.zoom)}
+        return {
+            "labels": self.labels,
+            "width": self.width,
+            "dropout": self.dropout,
+            "stride": self.stride,
+            "norm_momentum": self.norm_momentum,
+            "zoom": float(self.zoom),
+        }
 
     def forward(self, image: Tensor) -> Tensor:
         zoom = NO_ZOOM if self.training else self.zoom
-        # CPUs filter each channel faster when the channels of a pixel lie side by side.
-        seen = zoomed(self.normalise(image), zoom).contiguous(memory_format=torch.channels_last)
-        maps = self.encoder(seen)
+        # Depthwise filters are faster on CPUs in channels-last memory.
+        zoomed_image = zoomed(self.normalise(image), zoom).contiguous(memory_format=torch.channels_last)
+        maps = self.encoder(zoomed_image)
         x = self.context(maps.pop())  # (B, width, H / 32, W / 32)
         for up in self.decoder:
             x = up(x, maps.pop())
-        logits = align(self.classify(x), self.stride, seen.shape[-2:])
+        logits = align(self.classify(x), self.stride, zoomed_image.shape[-2:])
         return unzoomed(logits, image.shape[-2:], zoom)  # (B, L, H, W)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
-        """Start the encoder from ImageNet's EfficientNet-Lite0, a safetensors file (`_conv_stem.weight`, ...)."""
+        """Load ImageNet's EfficientNet-Lite0 into the encoder from a safetensors file (`_conv_stem.weight`, ...)."""
         return transfer(self, path, read(path), imagenet_names(self.encoder))
 
 
 def imagenet_names(encoder: EfficientNetLite0) -> dict[str, str]:
-    """From the usual names of EfficientNet-Lite0's tensors to those of Fast."""
+    """Map the usual names of EfficientNet-Lite0's tensors to those of Fast."""
     units = {"_conv_stem": ("_bn0", "encoder.stem")}
     for index, block in enumerate(encoder.blocks):
         for number, part in enumerate(("expand", "depthwise", "project")):
             if isinstance(getattr(block, part), Unit):
-                theirs = f"_blocks.{index}."
-                units[f"{theirs}_{part}_conv"] = (f"{theirs}_bn{number}", f"encoder.blocks.{index}.{part}")
+                block_name = f"_blocks.{index}."
+                units[f"{block_name}_{part}_conv"] = (f"{block_name}_bn{number}", f"encoder.blocks.{index}.{part}")
     names = {}
     for convolution, (norm, unit) in units.items():
         names[f"{convolution}.weight"] = f"{unit}.convolution.weight"

@@ -1,4 +1,4 @@
-"""ImageNet weights from safetensors files, and a report of what they did and did not fill."""
+"""Load ImageNet weights from safetensors files, and report which parameters they filled."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 VGG16_CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
-"""Where torchvision's VGG-16 keeps its thirteen convolutions: features.N."""
-COUNTER = "num_batches_tracked"
-"""Batch norm counts its batches under this name; nothing depends on it."""
+"""Indices of the thirteen convolutions in torchvision's VGG-16: features.N."""
+BATCH_COUNTER = "num_batches_tracked"
+"""The name of batch norm's counter of batches, which no result depends on."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file of weights filled. Names are those of the network's state_dict, `unused` those of the file."""
+    """The parameters that a file of weights filled, by their names in state_dict; `unused` are names in the file."""
 
     path: str
     loaded: tuple[str, ...]
     """Copied as they are."""
     adapted: tuple[str, ...]
-    """Made from the file's by choosing some of its filters."""
+    """Filled with a choice of the file's filters."""
     missing: tuple[str, ...]
-    """Not in the file: still at their starting values, to be learned."""
+    """Not in the file: still at their initial values."""
     unused: tuple[str, ...]
-    """In the file, but of no use here."""
+    """In the file, but not used."""
 
     def __str__(self) -> str:
         parts = [f"{Path(self.path).name}: {len(self.loaded)} tensors loaded into {_modules(self.loaded)}"]
@@ -42,17 +44,14 @@ class Loaded:
 
 
 def _modules(names: Iterable[str]) -> str:
-    """The outermost modules of these names, each once: "b1, b3"."""
+    """Return the outermost modules of these names, each once: "b1, b3"."""
     return ", ".join(dict.fromkeys(name.split(".")[0] for name in names)) or "nothing"
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, by name."""
+    """Read all tensors of a safetensors file, by name."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {os.fspath(path)!r}: pass the path of a .safetensors file.")
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -70,7 +69,7 @@ def transfer(
     adapted: Mapping[str, Tensor] | None = None,
     used: Iterable[str] = (),
 ) -> Loaded:
-    """Copy source[name] into the module's names[name], and the tensors `adapted` (made of `used`) under their names."""
+    """Copy source[name] into the parameter names[name], and `adapted`, computed from `used`, by its own names."""
     state = module.state_dict()
     absent = [name for name in names if name not in source]
     if absent:
@@ -91,18 +90,18 @@ def transfer(
         path=os.fspath(path),
         loaded=tuple(names.values()),
         adapted=tuple(adapted or {}),
-        missing=tuple(n for n in state if n not in tensors and not n.endswith(COUNTER)),
-        unused=tuple(n for n in source if n not in names and n not in set(used) and not n.endswith(COUNTER)),
+        missing=tuple(n for n in state if n not in tensors and not n.endswith(BATCH_COUNTER)),
+        unused=tuple(n for n in source if n not in names and n not in set(used) and not n.endswith(BATCH_COUNTER)),
     )
 
 
 def convolution_names(module: nn.Module) -> list[str]:
-    """The names of a module's convolutions, in the order in which they were made."""
+    """Return the names of a module's convolutions, in order."""
     return [name for name, part in module.named_modules() if isinstance(part, nn.Conv2d)]
 
 
 def vgg16_names(convolutions: Iterable[str]) -> dict[str, str]:
-    """From torchvision's names to those of our thirteen convolutions."""
+    """Map torchvision's names to those of our thirteen convolutions."""
     return {
         f"features.{index}.{kind}": f"{name}.{kind}"
         for index, name in zip(VGG16_CONVOLUTIONS, convolutions, strict=True)

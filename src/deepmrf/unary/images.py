@@ -1,4 +1,4 @@
-"""What goes into a unary network and what comes out: images checked and normalised, maps brought to their size."""
+"""Inputs and outputs of unary networks: check and normalise images, zoom and upsample maps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NO_ZOOM = Fraction(1)
 class Normalise(nn.Module):
     """Images (B, F, H, W), floats in [0, 1] or uint8, -> (image - mean) / std, in the network's dtype.
 
-    mean, std: one number per channel, in units of value_range. value_range: what black and white are to the network,
-    before mean and std; (0, 255) for networks that count in bytes. The constants are part of the architecture, not of
-    what was learned, so state_dict leaves them out.
+    mean, std: one number per channel, in units of value_range. value_range: the values of black and white before mean
+    and std; (0, 255) for networks trained on bytes. The constants belong to the architecture, so state_dict does not
+    hold them.
     """
 
     scale: Tensor
@@ -48,7 +48,7 @@ class Normalise(nn.Module):
 
 
 def check_image(image: Tensor, channels: int) -> None:
-    """`image` is (B, channels, H, W), floats in [0, 1] or uint8, with at least one pixel."""
+    """Require (B, channels, H, W), floats in [0, 1] or uint8, with at least one pixel."""
     if not isinstance(image, Tensor):
         raise TypeError(f"image is a {type(image).__name__}: pass a torch.Tensor (torch.from_numpy makes one).")
     shape = tuple(image.shape)
@@ -63,7 +63,7 @@ def check_image(image: Tensor, channels: int) -> None:
         raise ValueError(f"image has shape {shape}, which holds no pixels: pass at least one along every axis.")
     if image.dtype != torch.uint8 and not image.is_floating_point():
         raise TypeError(f"image is {image.dtype}: pass floats in [0, 1] or uint8.")
-    # Only on the CPU: elsewhere it would wait for the device. The slack lets augmentation overshoot a little.
+    # Only on the CPU: elsewhere it would wait for the device. Augmentation may overshoot [0, 1] a little.
     if image.is_floating_point() and image.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (float(x) for x in torch.aminmax(image.detach()))
         if not (low >= -0.5 and high <= 1.5):
@@ -73,66 +73,61 @@ def check_image(image: Tensor, channels: int) -> None:
             )
 
 
-def check_count(name: str, value: int) -> None:
-    """`value` is a whole number, at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} must be a whole number, at least 1.")
-
-
 def check_dropout(value: float) -> None:
-    """`value` is a probability below 1."""
+    """Require a probability below 1."""
     if not 0 <= value < 1:
         raise ValueError(f"dropout={value!r} must be a probability, at least 0 and under 1.")
 
 
-def check_stride(value: int, known: Sequence[int]) -> None:
-    """`value` is where a decoder can end."""
-    if value not in known:
-        raise ValueError(f"stride={value!r} is unknown: the decoder can end at {', '.join(map(str, known))}.")
+def check_stride(value: int, strides: Sequence[int]) -> None:
+    """Require a stride at which the decoder can end."""
+    if value not in strides:
+        raise ValueError(f"stride={value!r} is unknown: the decoder can end at {', '.join(map(str, strides))}.")
 
 
 def check_zoom(value: float) -> Fraction:
-    """`value`, 1 to 4, as a fraction of small numbers: sizes are then whole numbers, also while a graph is exported."""
+    """Return a zoom from 1 to 4 as a fraction of small numbers, so that sizes are exact, also in exported graphs."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 4:
         raise ValueError(f"zoom={value!r} must be a number from 1 to 4: how many times larger the network sees images.")
     return Fraction(value).limit_denominator(8)
 
 
 def zoomed(maps: Tensor, zoom: Fraction) -> Tensor:
-    """`zoom` times as large, rounded up to whole pixels."""
-    # Not by -(-n // m): exported graphs round quotients towards zero.
+    """Resize to `zoom` times the size, rounded up."""
+    # Not -(-n // m): exported graphs round quotients towards zero.
     size = [(n * zoom.numerator + zoom.denominator - 1) // zoom.denominator for n in maps.shape[-2:]]
     return maps if zoom == 1 else _resampled(maps, zoom, size)
 
 
 def unzoomed(maps: Tensor, size: Sequence[int], zoom: Fraction) -> Tensor:
-    """Back to the image's size."""
+    """Resize to 1 / `zoom` times the size, cropped to `size`."""
     return maps if zoom == 1 else _resampled(maps, 1 / zoom, size)
 
 
 def _resampled(maps: Tensor, factor: Fraction, size: Sequence[int]) -> Tensor:
-    """Bilinear, `factor` times as large, cropped to `size`: pixel i comes from place (i + 1/2) / factor - 1/2.
+    """Resize bilinearly to `factor` times the size, cropped to `size`: pixel i is sampled at (i + 1/2) / factor - 1/2.
 
-    The weights repeat every few pixels and are known exactly. Those that `interpolate` finds by counting from the
-    image's edge differ in the fifth digit from those of other programs, which is a lot to a network behind them.
+    The weights repeat every few pixels and are exact. Those of `interpolate` differ from program to program in the
+    fifth digit, because it counts from the image's edge; networks amplify such differences.
     """
-    outputs, inputs = factor.numerator, factor.denominator  # so many pixels become of so many
-    places = [Fraction(2 * phase + 1, 2) / factor + Fraction(1, 2) for phase in range(outputs)]  # behind one of padding
+    outputs, inputs = factor.numerator, factor.denominator  # `inputs` pixels become `outputs` pixels
+    # Where the pixels of a cell are sampled, counted from one pixel of padding.
+    positions = [Fraction(2 * phase + 1, 2) / factor + Fraction(1, 2) for phase in range(outputs)]
     cells = [(n + inputs - 1) // inputs for n in maps.shape[-2:]]
     maps = functional.pad(maps, (1, inputs, 1, inputs), mode="replicate")
     for axis in (-2, -1):
-        whole = maps.narrow(axis, 0, cells[axis] * inputs + 2)
+        padded = maps.narrow(axis, 0, cells[axis] * inputs + 2)
         cuts = [slice(start, start - inputs - 1 or None, inputs) for start in range(inputs + 2)]  # a pixel of each cell
-        pixels = [whole[..., cut, :] if axis == -2 else whole[..., cut] for cut in cuts]
-        mixed = [torch.lerp(pixels[int(at)], pixels[int(at) + 1], float(at % 1)) for at in places]
-        maps = torch.stack(mixed, axis).flatten(axis - 1, axis).narrow(axis, 0, size[axis])
+        pixels = [padded[..., cut, :] if axis == -2 else padded[..., cut] for cut in cuts]
+        sampled = [torch.lerp(pixels[int(at)], pixels[int(at) + 1], float(at % 1)) for at in positions]
+        maps = torch.stack(sampled, axis).flatten(axis - 1, axis).narrow(axis, 0, size[axis])
     return maps
 
 
 def enlarge(maps: Tensor, factor: int, size: Sequence[int]) -> Tensor:
-    """Bilinear, `factor` times as large, cropped to `size`: for maps whose cell i covers pixels from factor * i.
+    """Resize bilinearly to `factor` times the size, cropped to `size`; cell i covers the pixels from factor * i on.
 
-    Scaling straight to a size that `factor` does not divide would shift every cell but the first.
+    Resizing directly to a size that `factor` does not divide would shift every cell but the first.
     """
     height, width = maps.shape[-2:]
     larger = functional.interpolate(maps, size=(factor * height, factor * width), mode="bilinear", align_corners=False)

@@ -1,13 +1,13 @@
-"""A strong unary network: VGG-16's convolutions, a look at the whole image, and a U-shaped way back to every pixel.
+"""Strong, a unary network for accuracy: VGG-16's encoder (ImageNet), a context block and a U-shaped decoder.
 
     stride     1    2    4    8    16
-    encoder    64   128  256  512  512      VGG-16's five groups of convolutions, as ImageNet left them
+    encoder    64   128  256  512  512      VGG-16's five groups of convolutions
     context                        256      1 x 1 and dilated 3 x 3 convolutions side by side, and the image's mean
     decoder    64   128  192  256           upsampled x 2, beside the encoder's map of the same size, two convolutions;
                                             labels at stride 1 (or 2, 4, 8)
 
-VGG-16 has no batch norm, and its activations grow from group to group; so every map that leaves the encoder passes a
-1 x 1 convolution with batch norm first, and everything behind it is normalised. ImageNet's features stay untouched.
+VGG-16 has no batch norm, and its activations grow from group to group. So every map that leaves the encoder first
+passes a 1 x 1 convolution with batch norm. ImageNet's features stay untouched.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deepmrf.layers.inputs import check_count
 from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vgg16_names
 from deepmrf.unary.images import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     NO_ZOOM,
     Normalise,
-    check_count,
     check_dropout,
     check_stride,
     check_zoom,
@@ -37,7 +37,7 @@ from deepmrf.unary.vgg16 import convolutions, pooling
 ENCODER = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """Channels and convolutions of VGG-16's groups, at strides 1, 2, 4, 8 and 16."""
 STRIDES = (1, 2, 4, 8)
-"""Where the decoder may end."""
+"""Strides at which the decoder can end."""
 
 
 def _unit(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Sequential:
@@ -50,7 +50,7 @@ def _unit(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Seq
 
 
 class Context(nn.Module):
-    """Surroundings at several distances: (B, inputs, H, W) -> (B, outputs, H, W)."""
+    """Join surroundings at several distances and the image's mean: (B, inputs, H, W) -> (B, outputs, H, W)."""
 
     def __init__(self, inputs: int, outputs: int, dilations: tuple[int, ...] = (2, 4, 8)) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class Context(nn.Module):
         self.reduce = _unit(inputs, outputs, 1)
         self.near = _unit(outputs, part, 1)
         self.around = nn.ModuleList([_unit(outputs, part, dilation=dilation) for dilation in dilations])
-        # No batch norm: one value per image has no statistics when the batch is one image.
+        # No batch norm: a batch of one image has one value per channel, and no statistics.
         self.whole = nn.Sequential(nn.Conv2d(outputs, part, 1), nn.ReLU(inplace=True))
         self.join = _unit(part * (len(dilations) + 2), outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.reduce(x)
         mean = self.whole(x.mean((2, 3), keepdim=True)).expand(-1, -1, *x.shape[2:])
-        return self.join(torch.cat([self.near(x), *[look(x) for look in self.around], mean], 1))  # type: ignore[no-any-return]
+        return self.join(torch.cat([self.near(x), *[dilated(x) for dilated in self.around], mean], 1))  # type: ignore[no-any-return]
 
 
 class Up(nn.Module):
@@ -85,11 +85,11 @@ class Strong(nn.Module):
     """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
 
     labels: L. width: the decoder's channels at full resolution; it has 2, 3 and 4 times as many at strides 2, 4 and 8.
-    dropout: of whole channels, at the bottom and before the labels, while training.
+    dropout: probability of dropping a channel after the context block and before the last layer, while training.
     encoder_norm: batch norm behind each of VGG-16's convolutions too, which then relearns their scale.
-    stride: where the decoder ends, 1, 2, 4 or 8. The finest levels cost the most time; borders are what an MRF mends.
-    zoom: outside training, the network sees images so many times larger. Having learned from random scales, it finds
-    small things better so; time grows with the square.
+    stride: where the decoder ends, 1, 2, 4 or 8. The finest levels cost the most time, and an MRF repairs borders.
+    zoom: outside training, enlarge images by this factor first. A network trained at random scales then finds small
+    things better; time grows with the square.
     """
 
     name = "strong"
@@ -144,7 +144,7 @@ class Strong(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         zoom = NO_ZOOM if self.training else self.zoom
-        seen = x = zoomed(self.normalise(image), zoom)  # (B, 3, H, W)
+        zoomed_image = x = zoomed(self.normalise(image), zoom)  # (B, 3, H, W)
         maps = []
         for index, group in enumerate(self.encoder):
             x = group(self.pool(x) if index else x)
@@ -153,10 +153,10 @@ class Strong(nn.Module):
         for up in self.decoder:
             x = up(x, maps.pop())
         x = self.classify(x)
-        x = x if self.stride == 1 else enlarge(x, self.stride, seen.shape[-2:])  # (B, L, H, W)
+        x = x if self.stride == 1 else enlarge(x, self.stride, zoomed_image.shape[-2:])  # (B, L, H, W)
         return unzoomed(x, image.shape[-2:], zoom)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
-        """Start the encoder from ImageNet's VGG-16, a safetensors file with torchvision's names; say what is left."""
+        """Load ImageNet's VGG-16 into the encoder from a safetensors file with torchvision's names."""
         names = vgg16_names(f"encoder.{name}" for name in convolution_names(self.encoder))
         return transfer(self, path, read(path), names)

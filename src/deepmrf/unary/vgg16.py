@@ -1,4 +1,4 @@
-"""The paper's unary network (b1 to b11 of Table 1): VGG-16 that sees at stride 8, fc6 and fc7 as convolutions.
+"""VGG16, the paper's unary network (b1 to b11 of Table 1): VGG-16 at stride 8, fc6 and fc7 as convolutions.
 
     group      b1   b2   b3   b4   b5   b6   b7   b8    b9    b10   b11
     layers     2    max  2    max  3    max  3    3     1     1     1
@@ -6,10 +6,9 @@
     channels   64   64   128  128  256  256  512  512   4096  4096  L
     size       512  256  256  128  128  64   64   64    64    64    512
 
-VGG-16's poolings a8 and a10 are left out, so the filters behind them must step over pixels: the paper pads 3 x 3
-filters with zeros to 5 x 5, and fc6's 7 x 7 to 25 x 25. A filter padded so is a convolution with dilation 2, or 4,
-which never multiplies by the zeros. b11 ends in logits, upsampled bilinearly; softmax or sigmoid is left to what
-follows.
+VGG-16's poolings a8 and a10 are left out, so the filters behind them must skip pixels: the paper pads 3 x 3 filters
+with zeros to 5 x 5, and fc6's 7 x 7 to 25 x 25. Here they are convolutions with dilation 2 and 4, which give the same
+without multiplying by zeros. b11 gives logits, upsampled bilinearly; softmax or sigmoid follow in the MRF.
 """
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from deepmrf.layers.inputs import check_count
 from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vgg16_names
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_count, check_dropout, enlarge
+from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_dropout, enlarge
 
 STRIDE = 8
 """Pixels of the image per cell of b7 to b11."""
 
 
 def convolutions(inputs: int, outputs: int, count: int, dilation: int = 1, norm: bool = False) -> nn.Sequential:
-    """`count` convolutions of 3 x 3 with rectifiers, and batch norm between them if asked: a group of VGG-16."""
+    """A group of VGG-16: `count` convolutions of 3 x 3 with ReLU, and batch norm between them if asked."""
     layers: list[nn.Module] = []
     for index in range(count):
         layers.append(_convolution(inputs if index == 0 else outputs, outputs, 3, dilation))
@@ -40,21 +40,21 @@ def convolutions(inputs: int, outputs: int, count: int, dilation: int = 1, norm:
 
 
 def pooling() -> nn.MaxPool2d:
-    """2 x 2 at stride 2; an odd last row or column makes a cell of its own, so that one pixel is enough."""
+    """Maxima of 2 x 2 at stride 2; an odd last row or column is a cell of its own, so that one pixel is enough."""
     return nn.MaxPool2d(2, 2, ceil_mode=True)
 
 
 class SparseConvolution(nn.Conv2d):
-    """A dilated convolution. On a GPU it runs on the d x d interleaved grids of which it is made, as a plain one.
+    """A dilated convolution; on a GPU it runs as a plain one on d x d interleaved grids.
 
-    cuDNN has no fast way for fc6's 7 x 7 filter with dilation 4; on every fourth row and column it is an ordinary one.
+    cuDNN is slow for fc6's 7 x 7 filter with dilation 4. On every fourth row and column it is a plain 7 x 7 filter.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         return self.interleaved(x) if x.is_cuda and self.dilation[0] > 1 else super().forward(x)
 
     def interleaved(self, x: Tensor) -> Tensor:
-        """The same sums, grid by grid."""
+        """Compute the same sums grid by grid."""
         step, (batch, channels, height, width) = self.dilation[0], x.shape
         x = functional.pad(x, (0, -width % step, 0, -height % step))
         rows, columns = x.shape[2] // step, x.shape[3] // step
@@ -67,18 +67,18 @@ class SparseConvolution(nn.Conv2d):
 
 
 def _convolution(inputs: int, outputs: int, size: int, dilation: int = 1) -> nn.Conv2d:
-    made = SparseConvolution(inputs, outputs, size, padding=dilation * (size // 2), dilation=dilation)
-    nn.init.kaiming_normal_(made.weight, nonlinearity="relu")  # no batch norm here to repair the scale
-    assert made.bias is not None
-    nn.init.zeros_(made.bias)
-    return made
+    convolution = SparseConvolution(inputs, outputs, size, padding=dilation * (size // 2), dilation=dilation)
+    nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")  # no batch norm follows to correct the scale
+    assert convolution.bias is not None
+    nn.init.zeros_(convolution.bias)
+    return convolution
 
 
 class VGG16(nn.Module):
     """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
 
-    labels: L. channels: of b9 and b10, 4096 in the paper; 1024 is as good on most data, at a sixth of the parameters.
-    dropout: behind b9 and b10, while training.
+    labels: L. channels: of b9 and b10, 4096 in the paper; 1024 is as good on most data, with a sixth of the parameters.
+    dropout: probability of dropping a value behind b9 and b10, while training.
     """
 
     name = "vgg16"
@@ -114,10 +114,10 @@ class VGG16(nn.Module):
         return enlarge(x, STRIDE, image.shape[-2:])  # (B, L, H, W)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
-        """Start from ImageNet's VGG-16, a safetensors file with torchvision's names, and say what it could not fill.
+        """Load ImageNet's VGG-16 from a safetensors file with torchvision's names.
 
-        b9 and b10 come from classifier.0 and classifier.3 where the file has them; with fewer channels, from a regular
-        choice of their filters. Without them, b9 and b10 stay random, as b11 always does.
+        b9 and b10 come from classifier.0 and classifier.3 if the file has them; with fewer channels, from evenly spaced
+        filters of them. Otherwise b9 and b10 stay random, as b11 always does.
         """
         source = read(path)
         groups = {name: getattr(self, name) for name in ("b1", "b3", "b5", "b7", "b8")}
@@ -142,11 +142,11 @@ class VGG16(nn.Module):
 def _choose(
     fc6: Tensor, fc6_bias: Tensor, fc7: Tensor, fc7_bias: Tensor, channels: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Every so many of fc6's filters and fc7's inputs and outputs, so that `channels` are left of each."""
+    """Choose `channels` evenly spaced filters of fc6, and inputs and outputs of fc7."""
     width = len(fc6)
     if channels > width:
         raise ValueError(f"The file has {width} filters, but the network has channels={channels}: use at most {width}.")
-    kept = torch.arange(channels) * width // channels
-    # fc7 sums over fewer inputs: what is left speaks louder by as much.
-    fewer = fc7[kept][:, kept].float() * (width / channels)
-    return fc6[kept], fc6_bias[kept], fewer[..., None, None], fc7_bias[kept]
+    index = torch.arange(channels) * width // channels
+    # fc7 sums over fewer inputs: scale them up to keep the sum's size.
+    fewer = fc7[index][:, index].float() * (width / channels)
+    return fc6[index], fc6_bias[index], fewer[..., None, None], fc7_bias[index]

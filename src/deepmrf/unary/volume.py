@@ -1,11 +1,11 @@
-"""A small unary network for volumes: a 3-D U-Net whose size is told by one number.
+"""Volume, a small unary network for volumes: a 3-D U-Net.
 
     stride    1       2       4
     encoder   width   2 width 4 width     two 3 x 3 x 3 filters each, group norm, ReLU; maxima of 2 x 2 x 2 between
-    decoder   width   2 width             the coarser map enlarged, beside the encoder's, and two filters
+    decoder   width   2 width             upsampled coarser map beside the encoder's map, and two filters
 
-Group norm works alike for one volume and for many, and for any size. Cell i of stride s covers voxels s i to
-s i + s - 1 whatever the size: sizes are rounded up on the way down and cut on the way up.
+Group norm does not depend on the batch. Cell i of stride s covers the voxels s i to s i + s - 1 for every size: sizes
+are rounded up on the way down and cropped on the way up.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deepmrf.unary.images import check_count, check_dropout
+from deepmrf.layers.inputs import check_count
+from deepmrf.unary.images import check_dropout
 
 GROUPS = 8
-"""Channels are normalised in this many groups."""
+"""Number of groups of channels in group norm."""
 
 
 def _double(inputs: int, outputs: int) -> nn.Sequential:
-    """Two filters, each normalised and rectified."""
+    """Two convolutions, each with group norm and ReLU."""
     layers: list[nn.Module] = []
-    for given in (inputs, outputs):
-        filters = nn.Conv3d(given, outputs, 3, padding=1, bias=False)
+    for channels in (inputs, outputs):
+        filters = nn.Conv3d(channels, outputs, 3, padding=1, bias=False)
         layers += [filters, nn.GroupNorm(GROUPS, outputs), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
 def _enlarge(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Trilinear, twice as large, cut to `size`."""
+    """Resize trilinearly to twice the size, cropped to `size`."""
     larger = functional.interpolate(maps, scale_factor=2, mode="trilinear", align_corners=False)
     return larger[..., : size[0], : size[1], : size[2]]
 
@@ -43,9 +44,9 @@ def _enlarge(maps: Tensor, size: Sequence[int]) -> Tensor:
 class Volume(nn.Module):
     """volume (B, 1, D, H, W) of real numbers in any unit -> logits (B, L, D, H, W).
 
-    labels: L. width: channels at full size, a multiple of 8; they double at each level. levels: how many sizes of map.
-    dropout: of whole channels, before the labels, while training. channels: of the volume, if there are several.
-    Each volume is brought to mean 0 and deviation 1 first.
+    labels: L. width: channels at full size, a multiple of 8; they double at each level. levels: number of strides.
+    dropout: probability of dropping a channel before the last layer, while training. channels: of the volume.
+    Each volume is first normalised to mean 0 and deviation 1.
     """
 
     name = "volume"
@@ -54,22 +55,27 @@ class Volume(nn.Module):
         self, labels: int, *, width: int = 16, levels: int = 3, dropout: float = 0.1, channels: int = 1
     ) -> None:
         super().__init__()
-        for named, value in (("labels", labels), ("width", width), ("levels", levels), ("channels", channels)):
-            check_count(named, value)
+        for name, value in (("labels", labels), ("width", width), ("levels", levels), ("channels", channels)):
+            check_count(name, value)
         if width % GROUPS:
             raise ValueError(f"width={width} must be a multiple of {GROUPS}: channels are normalised in groups.")
         check_dropout(dropout)
         self.labels, self.width, self.levels, self.dropout, self.channels = labels, width, levels, dropout, channels
-        wide = [width * 2**level for level in range(levels)]
-        self.encoder = nn.ModuleList(_double(given, made) for given, made in zip([channels, *wide], wide, strict=False))
-        self.decoder = nn.ModuleList(_double(coarse + fine, fine) for fine, coarse in reversed(list(pairwise(wide))))
+        widths = [width * 2**level for level in range(levels)]
+        self.encoder = nn.ModuleList(_double(finer, own) for finer, own in pairwise([channels, *widths]))
+        self.decoder = nn.ModuleList(_double(coarse + fine, fine) for fine, coarse in reversed(list(pairwise(widths))))
         self.classify = nn.Sequential(nn.Dropout3d(dropout), nn.Conv3d(width, labels, 1))
 
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: Volume(**config) is the same architecture."""
-        made = {"labels": self.labels, "width": self.width, "levels": self.levels}
-        return {**made, "dropout": self.dropout, "channels": self.channels}
+        return {
+            "labels": self.labels,
+            "width": self.width,
+            "levels": self.levels,
+            "dropout": self.dropout,
+            "channels": self.channels,
+        }
 
     def forward(self, volume: Tensor) -> Tensor:
         x = self._normalised(volume)
@@ -96,12 +102,12 @@ class Volume(nn.Module):
         if volume.is_complex() or volume.dtype == torch.bool:
             raise TypeError(f"volume is {volume.dtype}: pass real numbers.")
         weight = next(self.parameters())
-        # Before half precision: intensities of thousands would lose their last digits, and their squares overflow.
+        # In full precision: in half, intensities of thousands lose their last digits and their squares overflow.
         real = volume.to(torch.promote_types(weight.dtype, torch.float32))
         mean = real.mean((2, 3, 4), keepdim=True)
         deviation = (real - mean).square().mean((2, 3, 4), keepdim=True).sqrt()
         return ((real - mean) / deviation.clamp_min(1e-6)).to(weight.dtype)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> NoReturn:
-        """There are no such weights for volumes."""
+        """Raise an error: there are no such weights for volumes."""
         raise ValueError(f"{path} cannot start a network for volumes: leave the ImageNet weights out.")

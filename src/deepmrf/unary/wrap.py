@@ -1,4 +1,4 @@
-"""Anybody's segmentation network as a unary network: the same images in, logits of the same size out."""
+"""wrap: use any segmentation network as a unary network, images in and logits of the same size out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_count
+from deepmrf.layers.inputs import check_count
+from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise
 
 Output = str | int | Callable[[Any], Tensor] | None
-OUTPUTS = ("logits", "out")
-"""Where logits are looked for in what a network returns: Hugging Face's name and torchvision's."""
+LOGITS_NAMES = ("logits", "out")
+"""Names of the logits in a network's output: Hugging Face's and torchvision's."""
 
 
 def wrap(
@@ -25,13 +26,13 @@ def wrap(
     output: Output = None,
     multiple: int = 1,
 ) -> Wrapped:
-    """A network that takes normalised images as one that takes images (B, 3, H, W) and gives logits (B, L, H, W).
+    """Wrap a network that takes normalised images: images (B, 3, H, W) in, logits (B, L, H, W) out.
 
-    module: from Hugging Face, torchvision, segmentation_models_pytorch, or your own. labels: L, as it was trained.
-    mean, std: what it was trained with, ImageNet's unless told. value_range: what black and white were, before mean
-    and std. output: where its logits are in what it returns; None finds a tensor, `.logits`, ["logits"], ["out"] or
-    the first of a tuple; or a name, an index, or a function that is given the output. multiple: the sizes it can take;
-    images are extended to the next multiple at the right and at the bottom, and the logits cut back.
+    module: from Hugging Face, torchvision, segmentation_models_pytorch, or your own. labels: its number of labels L.
+    mean, std: the normalisation that it was trained with; ImageNet's by default. value_range: the values of black and
+    white before mean and std. output: where the logits are in its output: a name, an index, or a function of the
+    output; None takes a tensor, `.logits`, ["logits"], ["out"] or the first of a tuple. multiple: image sizes that it
+    needs are multiples of this; images are padded at the right and at the bottom, and the logits cropped.
     """
     return Wrapped(module, labels, mean=mean, std=std, value_range=value_range, output=output, multiple=multiple)
 
@@ -55,10 +56,10 @@ class Wrapped(nn.Module):
         check_count("multiple", multiple)
         if not isinstance(module, nn.Module):
             raise TypeError(f"module is a {type(module).__name__}: pass a torch.nn.Module.")
-        theirs = getattr(getattr(module, "config", None), "num_labels", None)
-        if isinstance(theirs, int) and theirs != labels:
+        own = getattr(getattr(module, "config", None), "num_labels", None)
+        if isinstance(own, int) and own != labels:
             raise ValueError(
-                f"{type(module).__name__} was made for {theirs} labels, but labels={labels}: pass labels={theirs}, "
+                f"{type(module).__name__} was made for {own} labels, but labels={labels}: pass labels={own}, "
                 "or give the network a new last layer."
             )
         self.module = module
@@ -97,10 +98,10 @@ class Wrapped(nn.Module):
         logits = self._find(returned)
         name = type(self.module).__name__
         if not isinstance(logits, Tensor) or logits.dim() != 4:
-            found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            kind = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
             raise ValueError(
-                f"{name} gave {found} where logits (B, {self.labels}, H, W) are needed: "
-                "pass output=, a name, an index or a function that is given what the network returns."
+                f"{name} gave {kind} where logits (B, {self.labels}, H, W) are needed: "
+                "pass output=, a name, an index or a function of what the network returns."
             )
         if logits.shape[1] != self.labels:
             raise ValueError(
@@ -110,7 +111,7 @@ class Wrapped(nn.Module):
         return logits
 
     def _find(self, returned: Any) -> Any:
-        """The part of `returned` that holds the logits, or `returned` itself where there is no telling."""
+        """Return the part of `returned` that holds the logits, or `returned` itself."""
         if callable(self.output):
             return self.output(returned)
         if self.output is not None:
@@ -119,7 +120,7 @@ class Wrapped(nn.Module):
             return getattr(returned, self.output)
         if isinstance(returned, Tensor):
             return returned
-        for name in OUTPUTS:
+        for name in LOGITS_NAMES:
             if isinstance(returned, Mapping) and name in returned:
                 return returned[name]
             if hasattr(returned, name):
