@@ -28,6 +28,7 @@ ORDER = [
     "unary",
     "layers",
     "flow",
+    "losses",
     "densecrf",
 ]
 ORDER += ["ops", "figures", "data"]
@@ -89,9 +90,9 @@ def python(*arguments):
 
 
 def test_importing_is_quick():
-    report = python("-X", "importtime", "-c", "import torch, deepmrf.layers").stderr
-    [microseconds] = re.findall(r"\|\s*(\d+) \| deepmrf.layers\n", report)
-    assert int(microseconds) < 1_000_000
+    """Counted in modules: seconds depend on what else the machine does."""
+    code = "import torch, sys; before = len(sys.modules); import deepmrf.layers; print(len(sys.modules) - before)"
+    assert int(python("-c", code).stdout) < 60
 
 
 def test_importing_brings_no_heavy_company():

@@ -16,6 +16,7 @@ models        DeepParsingNetwork (network + MRF), model folders, models by name
 unary         networks b1 to b11: vgg16, strong, fast, volume, and wrap for yours
 layers        the paper's terms with their parameters: TriplePenalty (b12), LabelContexts (b13, b14), MeanField (b15)
 flow          optical flow, and warping along it
+losses        DenseCRFLoss and GatedCRFLoss, for networks taught by few labels
 densecrf      pydensecrf's names on the same maths: DenseCRF2D, unary_from_softmax, ...
 ops           the maths as pure functions on tensors, with slow references and fast kernels
 figures       overlays and panels
@@ -55,7 +56,7 @@ _HOMES = {
     "predict.result": ("Segmentation",),
     "predict.segmenter": ("Segmenter", "load"),
 }
-_MODULES = ("data", "evaluation", "export", "figures", "flow", "layers", "ops", "unary", "video")
+_MODULES = ("data", "densecrf", "evaluation", "export", "figures", "flow", "layers", "losses", "ops", "unary", "video")
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepmrf.data.writing import replacing
 from deepmrf.flow.clip import Flow
 
 Array = NDArray[Any]
@@ -97,6 +96,8 @@ def cached(folder: Path | str, names: Sequence[str], frames: Array | Tensor, met
     clip = _check_frames(frames)
     if len(names) != len(clip):
         raise ValueError(f"There are {len(names)} names for {len(clip)} frames: pass one for each.")
+    from deepmrf.data.writing import replacing  # here: layers import flow, and must not bring Pillow
+
     method_name = method if isinstance(method, str) else _name_of(method)
     checksums = [zlib.crc32(frame.tobytes()) for frame in clip]
     pairs = []

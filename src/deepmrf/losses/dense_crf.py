@@ -1,0 +1,73 @@
+"""DenseCRFLoss: what pixels pay that look alike, lie close and disagree, over all pairs of an image.
+
+    loss = 1 / |m| sum over all i, j of k(i, j) m_i m_j (1 - sum over v of p[v, i] p[v, j])
+    k(i, j) = exp(-|I_i - I_j|^2 / 2 a^2 - |i - j|^2 / 2 b^2)
+
+The sums are filtered on the permutohedral lattice (ops/lattice), in time linear in the pixels, with gradients to the
+probabilities. After Tang et al., On Regularized Losses for Weakly-supervised CNN Segmentation, 2018 (rloss).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from deepmrf.losses.pairs import check_inputs, energy, unit_image
+from deepmrf.ops.lattice import build_lattice, lattice_filter
+from deepmrf.ops.lattice.features import bilateral_features
+
+_RESIZE = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+class DenseCRFLoss(nn.Module):
+    """probabilities (B, L, *S), image (B, F, *S) in [0, 1] or uint8 -> a number; *S has one to three axes.
+
+    colour_width, position_width: a (in the image's unit) and b (in pixels), rloss's 15 of 255 and 100. scale: shrink
+    maps, image and b by this factor first; rloss takes 0.5. ignore_labels: labels that do not count. nonnegative: zero
+    where all agree; False is rloss's form, less a part that does not depend on the probabilities. The loss is divided
+    by the number of pixels that count, rloss's by the number of images.
+    """
+
+    def __init__(
+        self,
+        *,
+        colour_width: float = 15 / 255,
+        position_width: float = 100.0,
+        scale: float = 1.0,
+        ignore_labels: Sequence[int] = (),
+        nonnegative: bool = True,
+    ) -> None:
+        super().__init__()
+        if not (colour_width > 0 and position_width > 0):
+            raise ValueError(
+                f"colour_width={colour_width!r}, position_width={position_width!r}: widths must be positive numbers."
+            )
+        if not 0 < scale <= 1:
+            raise ValueError(f"scale={scale!r} must lie above 0, and at most at 1.")
+        self.colour_width, self.position_width, self.scale = colour_width, position_width, scale
+        self.ignore_labels, self.nonnegative = tuple(ignore_labels), nonnegative
+
+    def forward(self, probabilities: Tensor, image: Tensor, mask: Tensor | None = None) -> Tensor:
+        """mask (B, *S): 1 where a pixel counts, 0 where it does not."""
+        counted = check_inputs(probabilities, image, mask)
+        features = unit_image(image, probabilities.dtype)
+        if self.scale != 1:
+            dims = probabilities.dim() - 2
+            size = [max(1, round(n * self.scale)) for n in probabilities.shape[2:]]
+            probabilities = functional.interpolate(probabilities, size, mode=_RESIZE[dims])
+            features = functional.interpolate(features, size, mode="nearest")
+            counted = functional.interpolate(counted, size, mode="nearest")
+        with torch.no_grad():
+            points = bilateral_features(features, self.position_width * self.scale, self.colour_width)
+            lattice = build_lattice(points)
+
+        def apply_filter(maps: Tensor) -> Tensor:
+            return lattice_filter(maps.flatten(2).contiguous(), lattice).view(maps.shape)
+
+        return energy(apply_filter, probabilities, counted, self.ignore_labels, self.nonnegative)
+
+    def extra_repr(self) -> str:
+        return f"colour_width={self.colour_width:g}, position_width={self.position_width:g}, scale={self.scale:g}"
