@@ -57,3 +57,12 @@ def test_palette_can_be_indexed_by_any_mask():
 def test_bad_descriptions(values, message):
     with pytest.raises(ValueError, match=message):
         LabelSet.from_dict(values)
+
+
+def test_other_labels_are_named():
+    labels = LabelSet.from_dict({"names": ["cat", "dog"]})
+    labels.check_same("a", LabelSet(labels.names, ((1, 2, 3), (4, 5, 6))), "b", "match them")  # colours may differ
+    with pytest.raises(ValueError, match=r"^a knows other labels than b \(2 labels, not 21\): match them\.$"):
+        labels.check_same("a", VOC, "b", "match them")
+    with pytest.raises(ValueError, match=r"\(label 1 is 'dog', not 'lynx'\)"):
+        labels.check_same("a", LabelSet.from_dict({"names": ["cat", "lynx"]}), "b", "match them")

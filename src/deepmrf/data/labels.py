@@ -62,6 +62,16 @@ class LabelSet:
     def __len__(self) -> int:
         return len(self.names)
 
+    def check_same(self, owner: object, other: LabelSet, other_owner: object, remedy: str) -> None:
+        """Raise a ValueError that names both owners, such as a model and a data set, if `other` has other names."""
+        if self.names == other.names:
+            return
+        difference = f"{len(self)} labels, not {len(other)}"
+        if len(self) == len(other):
+            label = next(n for n, name in enumerate(self.names) if name != other.names[n])
+            difference = f"label {label} is {self.names[label]!r}, not {other.names[label]!r}"
+        raise ValueError(f"{owner} knows other labels than {other_owner} ({difference}): {remedy}.")
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, for JSON."""
         return {"names": list(self.names), "colours": [list(c) for c in self.colours], "ignore": self.ignore}

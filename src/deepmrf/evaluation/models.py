@@ -31,10 +31,7 @@ def open_models(names: Sequence[str], data: str, split: str) -> tuple[list[DeepP
     models = [from_folder(Path(name)) if Path(name).is_dir() else open_model(name) for name in names]
     images = open_data(data, split)
     for name, model in zip(names, models, strict=True):
-        if model.labels.names != images.labels.names:
-            raise ValueError(
-                f"{name} knows other labels ({len(model.labels)}) than {data} ({len(images.labels)}): match them."
-            )
+        model.labels.check_same(name, images.labels, data, "choose a model and data of the same labels")
     return models, images
 
 
