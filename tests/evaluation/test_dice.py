@@ -14,27 +14,27 @@ from deepmrf.evaluation.metrics import SegmentationMetrics
 
 def test_by_hand():
     truth = torch.tensor([0, 0, 1, 1, 1, 2, VOID, VOID])
-    found = torch.tensor([0, 1, 1, 1, 2, 2, 1, 2])
-    # label 1: 2 in common, 3 true, 3 found -> 4 / 6; label 2: 1 in common, 1 true, 2 found -> 2 / 3
-    assert volume_dice(found, truth, 3) == pytest.approx((2 / 3, 2 / 3))
+    predicted = torch.tensor([0, 1, 1, 1, 2, 2, 1, 2])
+    # label 1: 2 in common, 3 true, 3 predicted -> 4 / 6; label 2: 1 in common, 1 true, 2 predicted -> 2 / 3
+    assert volume_dice(predicted, truth, 3) == pytest.approx((2 / 3, 2 / 3))
 
 
 def test_against_sets():
     random = torch.Generator().manual_seed(0)
-    truth, found = (torch.randint(0, 4, (5, 6, 7), generator=random) for _ in range(2))
-    for label, value in enumerate(volume_dice(found, truth, 4), start=1):
+    truth, predicted = (torch.randint(0, 4, (5, 6, 7), generator=random) for _ in range(2))
+    for label, value in enumerate(volume_dice(predicted, truth, 4), start=1):
         a, b = (
             set((truth == label).flatten().nonzero()[:, 0].tolist()),
-            set((found == label).flatten().nonzero()[:, 0].tolist()),
+            set((predicted == label).flatten().nonzero()[:, 0].tolist()),
         )
         assert value == pytest.approx(2 * len(a & b) / (len(a) + len(b)))
 
 
 def test_soft_dice_of_certain_probabilities_is_dice():
-    truth, found = torch.randint(0, 3, (2, 3, 4, 5)), torch.randint(0, 3, (2, 3, 4, 5))
+    truth, predicted = torch.randint(0, 3, (2, 3, 4, 5)), torch.randint(0, 3, (2, 3, 4, 5))
     truth[0, 0] = VOID
-    q = torch.nn.functional.one_hot(found, 4).movedim(-1, 1).double()  # label 3 is nowhere and does not count
-    assert float(soft_dice(q, truth)) == pytest.approx(sum(volume_dice(found, truth, 3)) / 2)
+    q = torch.nn.functional.one_hot(predicted, 4).movedim(-1, 1).double()  # label 3 is nowhere and does not count
+    assert float(soft_dice(q, truth)) == pytest.approx(sum(volume_dice(predicted, truth, 3)) / 2)
     nothing = torch.zeros_like(truth)
     assert float(soft_dice(q, nothing)) == 1  # no foreground, nothing to learn
 
@@ -59,13 +59,13 @@ def test_what_is_not_there_is_left_out():
 def test_the_rest_is_what_pictures_get():
     volumes, pictures = VolumeMetrics(3, ("a", "b", "c")), SegmentationMetrics(3, VOID)
     for _ in range(2):
-        found, truth = torch.randint(0, 3, (4, 5, 6)), torch.randint(0, 3, (4, 5, 6))
+        predicted, truth = torch.randint(0, 3, (4, 5, 6)), torch.randint(0, 3, (4, 5, 6))
         truth[0, 0] = VOID
-        volumes.update(found, truth)
-        pictures.update(found, truth)
-    ours, theirs = volumes.compute(), pictures.compute()
-    assert ours.iou_per_class == theirs.iou_per_class
-    assert ours.pixel_accuracy == theirs.pixel_accuracy
-    assert ours.images == 2
-    assert math.isnan(ours.la)
-    assert ours.to_dict()["ba"] is None
+        volumes.update(predicted, truth)
+        pictures.update(predicted, truth)
+    of_volumes, of_pictures = volumes.compute(), pictures.compute()
+    assert of_volumes.iou_per_class == of_pictures.iou_per_class
+    assert of_volumes.pixel_accuracy == of_pictures.pixel_accuracy
+    assert of_volumes.images == 2
+    assert math.isnan(of_volumes.la)
+    assert of_volumes.to_dict()["ba"] is None

@@ -62,15 +62,15 @@ def test_a_preset_needs_no_training(folders):
 @pytest.mark.parametrize("kind", ["npy", "npz"])
 def test_a_fitted_folder_and_its_probabilities(folders, tmp_path, kind):
     predictions, images, out, _ = folders
-    made = MeanField(3, window=5, contexts=2, context_size=3)
-    torch.nn.init.normal_(made.label_contexts.weight, std=0.1)
-    FitReport(made, "nothing", LABELS, {}, (), FitSettings(), "").save(tmp_path / "mrf")
-    mrf, labels, label_ids = open_mrf(tmp_path / "mrf")
+    mrf = MeanField(3, window=5, contexts=2, context_size=3)
+    torch.nn.init.normal_(mrf.label_contexts.weight, std=0.1)
+    FitReport(mrf, "nothing", LABELS, {}, (), FitSettings(), "").save(tmp_path / "mrf")
+    loaded, labels, label_ids = open_mrf(tmp_path / "mrf")
     assert (labels, label_ids) == (LABELS, None)
-    refine(mrf, labels, predictions, images, out, probabilities=kind)
+    refine(loaded, labels, predictions, images, out, probabilities=kind)
     log_p, _ = read_prediction(PredictionFolder(predictions).find("1"), 3)
     image = torch.from_numpy(np.array(Image.open(images / "1.jpg"))).permute(2, 0, 1)
-    expected = made(log_p[None], image[None])[0].exp()
+    expected = mrf(log_p[None], image[None])[0].exp()
     written, _ = read_prediction(PredictionFolder(out).find("1"), 3)
     torch.testing.assert_close(written.exp(), expected, atol=1e-3, rtol=0)
     assert (np.asarray(Image.open(out / "1.png")) == expected.argmax(0).numpy()).all()
@@ -127,8 +127,8 @@ def test_bad_calls_are_named(folders):
 
 def test_a_corrupt_archive_does_not_stop_the_rest(folders):
     predictions, images, out, _ = folders
-    made = np.random.default_rng(0).random((3, *SIZE)).astype(np.float32)
-    np.savez_compressed(predictions / "0.npz", made)
+    array = np.random.default_rng(0).random((3, *SIZE)).astype(np.float32)
+    np.savez_compressed(predictions / "0.npz", array)
     content = bytearray((predictions / "0.npz").read_bytes())
     content[80:120] = b"x" * 40
     (predictions / "0.npz").write_bytes(content)
@@ -154,7 +154,7 @@ def type_in(folders, *words):
 
 def test_labels_are_read_as_fit_reads_them(folders, tmp_path):
     predictions, _, out, truth = folders
-    path = tmp_path / "mine.json"
+    path = tmp_path / "other.json"
     path.write_text(
         "\ufeff" + json.dumps({"names": ["left", "right"], "ids": [4, 6], "ignore": None}), encoding="utf-8"
     )
@@ -174,8 +174,8 @@ def test_labels_are_read_as_fit_reads_them(folders, tmp_path):
 
 
 def test_a_fitted_mrf_takes_no_labels(folders, tmp_path):
-    made = MeanField(3, window=3, contexts=0)
-    FitReport(made, "nothing", LABELS, {}, (), FitSettings(), "").save(tmp_path / "mrf")
+    mrf = MeanField(3, window=3, contexts=0)
+    FitReport(mrf, "nothing", LABELS, {}, (), FitSettings(), "").save(tmp_path / "mrf")
     (tmp_path / "labels.json").write_text(json.dumps(LABELS.to_dict()))
     code, text = type_in(folders, tmp_path / "mrf", "--labels", tmp_path / "labels.json")
     assert code == 2

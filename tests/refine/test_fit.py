@@ -53,11 +53,11 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(folders):
     torch.manual_seed(0)
-    told = []
-    found = fit(*folders, QUICK, lambda name: lambda done, total: told.append((name, done, total)))
-    assert told[0] == ("reading", 1, 8)
-    assert ("fold 2 of 2: label contexts", 20, 20) in told
-    return found
+    calls = []
+    report = fit(*folders, QUICK, lambda name: lambda done, total: calls.append((name, done, total)))
+    assert calls[0] == ("reading", 1, 8)
+    assert ("fold 2 of 2: label contexts", 20, 20) in calls
+    return report
 
 
 def test_held_out_images_gain(report):
@@ -71,8 +71,8 @@ def test_held_out_images_gain(report):
 
 
 def test_every_image_is_held_out_once(report, folders):
-    held = [stem for fold in report.folds for stem in fold.held_out]
-    assert sorted(held) == sorted(path.stem for path in folders[1].iterdir())
+    held_out = [stem for fold in report.folds for stem in fold.held_out]
+    assert sorted(held_out) == sorted(path.stem for path in folders[1].iterdir())
     assert split(7, 3, 0) != split(7, 3, 1)
     assert sorted(map(len, split(7, 3, 0))) == [2, 2, 3]
     assert len(split(2, 5, 0)) == 2
@@ -98,10 +98,10 @@ def test_saved_and_loaded(report, tmp_path):
 
 def test_overconfident_predictions_are_corrected_and_not_just_doubted(tmp_path):
     folders = scenes(tmp_path, count=4, sharpness=4.0)
-    found = fit(*folders, replace(QUICK, contexts=0))
-    assert found.stage == "triple penalty"
-    assert found.after.miou > found.before.miou + 0.05
-    assert found.mean_field.triple_penalty.scale < 0  # pixels that agree cost less
+    report = fit(*folders, replace(QUICK, contexts=0))
+    assert report.stage == "triple penalty"
+    assert report.after.miou > report.before.miou + 0.05
+    assert report.mean_field.triple_penalty.scale < 0  # pixels that agree cost less
 
 
 def test_perfect_predictions_are_left_alone(tmp_path):
@@ -111,11 +111,11 @@ def test_perfect_predictions_are_left_alone(tmp_path):
         truth = functional.one_hot(torch.from_numpy(mask).long(), 6).permute(2, 0, 1).float()
         _write(tmp_path, item.name, image, mask, (0.94 * truth + 0.01).log())
     settings = FitSettings(window=5, contexts=1, context_size=3, folds=2, crop=32, penalty_steps=4, contexts_steps=4)
-    found = fit(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks", settings)
-    assert found.stage == "nothing"
-    assert found.verdict.startswith("No gain")
+    report = fit(tmp_path / "predictions", tmp_path / "images", tmp_path / "masks", settings)
+    assert report.stage == "nothing"
+    assert report.verdict.startswith("No gain")
     log_p = torch.randn(1, 6, 9, 9).log_softmax(1)
-    torch.testing.assert_close(found.mean_field(log_p, torch.rand(1, 3, 9, 9)), log_p)
+    torch.testing.assert_close(report.mean_field(log_p, torch.rand(1, 3, 9, 9)), log_p)
 
 
 def test_the_simplest_of_equals_is_kept(report):
@@ -181,8 +181,8 @@ def test_training_never_sees_the_fold_it_is_scored_on(marked, monkeypatch):
 
 
 def test_what_only_a_held_out_image_teaches_is_not_known(marked):
-    found = fit(*marked, MARKED)
-    with_marker = next(fold for fold in found.folds if "5" in fold.held_out)
+    report = fit(*marked, MARKED)
+    with_marker = next(fold for fold in report.folds if "5" in fold.held_out)
     assert with_marker.scores["label contexts"].pixel_accuracy == pytest.approx(0.5, abs=0.01)
     examples = open_examples(match_files(*marked)[0], marked[2])
     mrf = learning.learn(examples, [5], MARKED)["label contexts"]

@@ -37,8 +37,8 @@ def _close(folder, truth, tolerance, labels=L, names=None):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("kind", ["probabilities", "log-probabilities", "logits"])
 def test_arrays_are_told_apart(tmp_path, truth, kind, dtype, known, last):
-    made = {"probabilities": truth, "log-probabilities": truth.log(), "logits": truth.log() + 3}[kind]
-    array = made.numpy().astype(dtype)
+    array = {"probabilities": truth, "log-probabilities": truth.log(), "logits": truth.log() + 3}[kind]
+    array = array.numpy().astype(dtype)
     np.save(tmp_path / "a.npy", np.moveaxis(array, 0, 2) if last else array)
     _close(tmp_path, truth, 5e-3 if dtype == np.float16 else 1e-5, known)
     assert read_prediction(PredictionFolder(tmp_path).find("a"), known)[1] == kind
@@ -64,13 +64,13 @@ def test_independent_scores_are_divided_by_their_sum(tmp_path, truth):
 
 @pytest.mark.parametrize("least", [-1e-6, -0.023])
 def test_probabilities_may_overshoot_a_little(tmp_path, truth, least):
-    made = truth.clone()
-    made[:, 0, 0] = torch.tensor([1 - least, least, 0, 0])  # as bicubic interpolation leaves it
-    np.save(tmp_path / "a.npy", made.numpy())
+    array = truth.clone()
+    array[:, 0, 0] = torch.tensor([1 - least, least, 0, 0])  # as bicubic interpolation leaves it
+    np.save(tmp_path / "a.npy", array.numpy())
     assert read_prediction(PredictionFolder(tmp_path).find("a"), L)[1] == "probabilities"
-    _close(tmp_path, made.clamp(0, 1), 1e-5)
-    made[:, 0, 0] = torch.tensor([1.5, -0.5, 0, 0])
-    np.save(tmp_path / "a.npy", made.numpy())
+    _close(tmp_path, array.clamp(0, 1), 1e-5)
+    array[:, 0, 0] = torch.tensor([1.5, -0.5, 0, 0])
+    np.save(tmp_path / "a.npy", array.numpy())
     assert read_prediction(PredictionFolder(tmp_path).find("a"), L)[1] == "logits"
 
 
@@ -110,8 +110,8 @@ def test_one_picture_per_label(tmp_path, truth, layout, dtype):
     (tmp_path / "a").mkdir()
     names = ["sky", "road", "car", "tree"]
     for label, share in enumerate(truth.numpy()):
-        place = f"a/{names[label]}.png" if layout == "names" else layout.format(label)
-        Image.fromarray((share * most).round().astype(dtype)).save(tmp_path / place)
+        name = f"a/{names[label]}.png" if layout == "names" else layout.format(label)
+        Image.fromarray((share * most).round().astype(dtype)).save(tmp_path / name)
     if layout == "names":
         with pytest.raises(DataError, match=r"labels\.json"):
             read(tmp_path, "a", L)
@@ -178,15 +178,17 @@ def test_bad_files_are_named(tmp_path):
 
 def test_a_corrupt_archive_is_named_whatever_it_raises(tmp_path, truth):
     np.savez_compressed(tmp_path / "a.npz", truth.numpy())
-    whole, said = (tmp_path / "a.npz").read_bytes(), []
-    for place in range(30, len(whole), 37):
-        (tmp_path / "a.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+    content, messages = (tmp_path / "a.npz").read_bytes(), []
+    for position in range(30, len(content), 37):
+        (tmp_path / "a.npz").write_bytes(
+            content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :]
+        )
         try:
             read(tmp_path, "a", L)
-        except DataError as why:
-            said.append(str(why))
-    assert said
-    assert all("a.npz" in words for words in said)
+        except DataError as error:
+            messages.append(str(error))
+    assert messages
+    assert all("a.npz" in message for message in messages)
     np.save(tmp_path / "b.npy", np.zeros((L, H, W), np.float32))
     broken = (tmp_path / "b.npy").read_bytes().replace(b"}", b"(")
     (tmp_path / "b.npy").write_bytes(broken)

@@ -55,20 +55,20 @@ def test_a_disk_that_fills_up_gives_one_sentence(tmp_path, monkeypatch, options,
 
 
 @pytest.mark.parametrize(
-    "held", [{"config.json": '{"unary": {}, "mean_field": {}}'}, {"config.json": "[]"}, {"model.safetensors": "x"}]
+    "files", [{"config.json": '{"unary": {}, "mean_field": {}}'}, {"config.json": "[]"}, {"model.safetensors": "x"}]
 )
-def test_other_models_are_not_written_over(tmp_path, idle, held, options, type_in):
+def test_other_models_are_not_written_over(tmp_path, idle, files, options, type_in):
     out = tmp_path / "network"
     out.mkdir()
-    for name, content in held.items():
+    for name, content in files.items():
         (out / name).write_text(content)
     code, text = type_in("fit", *options, "-o", out)
     assert code == 2
-    assert f"holds a {next(iter(held))} that deepmrf fit did not write; choose another folder." in text
+    assert f"holds a {next(iter(files))} that deepmrf fit did not write; choose another folder." in text
     report = FitReport(MeanField(3, window=3, contexts=0), "nothing", LABELS, {}, (), QUICK, "")
     with pytest.raises(ValueError, match="did not write"):
         report.save(out)
-    assert {path.name: path.read_text() for path in out.iterdir()} == held
+    assert {path.name: path.read_text() for path in out.iterdir()} == files
     report.save(tmp_path / "mrf")
     report.save(tmp_path / "mrf")  # its own may be replaced
 
@@ -99,22 +99,22 @@ def test_numbers_are_checked_before_the_work(tmp_path, idle, option, value, why,
 
 def test_a_damaged_mrf_gives_one_sentence(tmp_path, options, type_in):
     def saved(name, window):
-        made = MeanField(3, window=window, contexts=1, context_size=window)
-        return FitReport(made, "nothing", LABELS, {}, (), QUICK, "").save(tmp_path / name)
+        mrf = MeanField(3, window=window, contexts=1, context_size=window)
+        return FitReport(mrf, "nothing", LABELS, {}, (), QUICK, "").save(tmp_path / name)
 
-    one, other = saved("one", 3), saved("other", 5)
-    weights = (one / "model.safetensors").read_bytes()
+    folder, other = saved("first", 3), saved("other", 5)
+    weights = (folder / "model.safetensors").read_bytes()
     for damage in (weights[:100], b"", (other / "model.safetensors").read_bytes()):
-        (one / "model.safetensors").write_bytes(damage)
+        (folder / "model.safetensors").write_bytes(damage)
         with pytest.raises(ValueError, match="is damaged, or its") as error:
-            read_mrf(one)
+            read_mrf(folder)
         assert "\n" not in str(error.value)
-    config = json.loads((one / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
     config["mean_field"]["magic"] = 1
-    (one / "config.json").write_text(json.dumps(config))
-    (one / "model.safetensors").write_bytes(weights)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(weights)
     with pytest.raises(ValueError, match="is damaged, or its"):
-        read_mrf(one)
-    code, text = type_in("refine", one, *options[:4], "-o", tmp_path / "out")
+        read_mrf(folder)
+    code, text = type_in("refine", folder, *options[:4], "-o", tmp_path / "out")
     assert code == 2
     assert len(text.strip().splitlines()) == 1

@@ -167,8 +167,8 @@ def balls(root, count=6, noise=1.6, spacing=(1.0, 1.0, 1.0), size=(16, 18, 14)):
     noisy = torch.Generator().manual_seed(0)
     for number in range(count):
         centre = random.uniform(0.4, 0.6, 3) * size
-        place = np.stack(np.meshgrid(*[np.arange(n) for n in size], indexing="ij"), -1)
-        far = np.linalg.norm(place - centre, axis=-1) / random.uniform(0.9, 1.1)
+        voxels = np.stack(np.meshgrid(*[np.arange(n) for n in size], indexing="ij"), -1)
+        far = np.linalg.norm(voxels - centre, axis=-1) / random.uniform(0.9, 1.1)
         mask = np.where(far < 3, 2, np.where(far < 5.5, 1, 0)).astype(np.uint8)
         image = 400.0 * mask + 100 * random.standard_normal(size)
         truth = functional.one_hot(torch.from_numpy(mask).long(), 3).movedim(-1, 0)[None].float()
@@ -215,10 +215,10 @@ def test_saved_and_loaded(report, tmp_path):
 
 def test_the_reported_dice_is_that_of_the_predictions(report, folders):
     for stem, values in report.dice["nothing"].items():
-        found = read(folders[0], stem).half().argmax(0).numpy()
+        predicted = read(folders[0], stem).half().argmax(0).numpy()
         true = np.asarray(nibabel.load(folders[2] / f"{stem}.nii.gz").dataobj)
         for label, value in enumerate(values, start=1):
-            a, b = found == label, true == label
+            a, b = predicted == label, true == label
             assert value == pytest.approx(2 * (a & b).sum() / (a.sum() + b.sum()))
 
 
@@ -228,10 +228,10 @@ def test_windows_cover_the_same_distance_along_every_axis():
     assert size_in_voxels(9, (1.0, 1.0, 2.0)) == [9, 9, 3]
     assert size_in_voxels(9, (3.0, 1.0, 1.7)) == [3, 9, 5]
     assert size_in_voxels(1, (3.0, 1.0, 1.0)) == [1, 1, 1]
-    made = FitSettings(window=9, context_size=5).build(3, 2, (1.0, 0.5, 0.5))
-    assert made.triple_penalty.window == (3, 9, 9)
-    assert made.label_contexts.size == (3, 5, 5)
-    assert made.triple_penalty.spacing == (1.0, 0.5, 0.5)
+    mrf = FitSettings(window=9, context_size=5).build(3, 2, (1.0, 0.5, 0.5))
+    assert mrf.triple_penalty.window == (3, 9, 9)
+    assert mrf.label_contexts.size == (3, 5, 5)
+    assert mrf.triple_penalty.spacing == (1.0, 0.5, 0.5)
     assert FitSettings().build(3, 2).settings == FitSettings().build(3, 2).settings | {"dims": 2, "features": 3}
 
 
@@ -250,26 +250,26 @@ def test_each_volume_is_measured_with_its_own_spacing(folders, tmp_path):
     own.load_state_dict(mrf.state_dict())
     pair = [examples[0], examples[1]]
     log_p, image = torch.stack([s.log_p.float() for s in pair]), torch.stack([s.image for s in pair])
-    found = run_batch(mrf, log_p, image, [s.spacing for s in pair])
-    torch.testing.assert_close(found[:1], mrf(log_p[:1], image[:1]))
-    torch.testing.assert_close(found[1:], MeanField.forward(own, log_p[1:], image[1:]))
-    assert not torch.equal(found[1:], mrf(log_p[1:], image[1:]))
-    assert (refined_labels(mrf, pair[1]) == found[1].argmax(0)).all()
+    log_q = run_batch(mrf, log_p, image, [s.spacing for s in pair])
+    torch.testing.assert_close(log_q[:1], mrf(log_p[:1], image[:1]))
+    torch.testing.assert_close(log_q[1:], MeanField.forward(own, log_p[1:], image[1:]))
+    assert not torch.equal(log_q[1:], mrf(log_p[1:], image[1:]))
+    assert (refined_labels(mrf, pair[1]) == log_q[1].argmax(0)).all()
 
 
 def test_crops_are_never_mirrored_and_often_hold_foreground(folders):
     examples = open_examples(match_files(*folders)[0], folders[2])
     example, random = examples[0], np.random.default_rng(0)
-    whole, held = example.image[0], 0
+    volume, with_foreground = example.image[0], 0
     for _ in range(40):
         _, image, mask = crop(example, (4, 5, 20), random)
         assert mask.shape == (4, 5, 20)
         assert (mask[..., 14:] == 255).all()  # beyond the volume
         inside = image[0, ..., :14]
-        places = whole.unfold(0, 4, 1).unfold(1, 5, 1).unfold(2, 14, 1)  # (.., .., 1, 4, 5, 14)
-        assert (places == inside).flatten(3).all(-1).any()
-        held += bool(((mask > 0) & (mask != 255)).any())
-    assert held >= 20
+        parts = volume.unfold(0, 4, 1).unfold(1, 5, 1).unfold(2, 14, 1)  # (.., .., 1, 4, 5, 14)
+        assert (parts == inside).flatten(3).all(-1).any()
+        with_foreground += bool(((mask > 0) & (mask != 255)).any())
+    assert with_foreground >= 20
     assert examples.crop_size(16) == (16, 16, 14)
 
 
@@ -339,14 +339,14 @@ def test_refined_volumes_have_the_ids_of_the_masks(folders, tmp_path):
 def test_large_volumes_are_refined_in_tiles(folders, tmp_path, monkeypatch):
     predictions, images, _ = folders
     mrf = trained()
-    refine(mrf, LABELS, predictions, images, tmp_path / "whole", probabilities="npy")
+    refine(mrf, LABELS, predictions, images, tmp_path / "at once", probabilities="npy")
     monkeypatch.setattr("deepmrf.predict.tiles.tile_size", lambda *_: (5, 7, 6))
     refine(mrf, LABELS, predictions, images, tmp_path / "tiles", probabilities="npy")
     for stem in ("v0", "v5"):
-        whole, tiled = (np.load(tmp_path / kind / f"{stem}.npy") for kind in ("whole", "tiles"))
-        np.testing.assert_allclose(whole, tiled, atol=1e-3)
-        whole, tiled = (nibabel.load(tmp_path / kind / f"{stem}.nii.gz").get_fdata() for kind in ("whole", "tiles"))
-        assert (whole == tiled).mean() > 0.9999
+        at_once, tiled = (np.load(tmp_path / kind / f"{stem}.npy") for kind in ("at once", "tiles"))
+        np.testing.assert_allclose(at_once, tiled, atol=1e-3)
+        at_once, tiled = (nibabel.load(tmp_path / kind / f"{stem}.nii.gz").get_fdata() for kind in ("at once", "tiles"))
+        assert (at_once == tiled).mean() > 0.9999
 
 
 def test_a_bad_volume_does_not_stop_the_rest(tmp_path):
@@ -371,9 +371,9 @@ def test_the_preset_is_for_volumes_too(folders, tmp_path):
     assert (mrf.dims, len(labels)) == (3, 3)
     refine(mrf, labels, predictions, images, tmp_path / "out")
 
-    def right(found):
+    def right(labels):
         true = nibabel.load(masks / "v0.nii.gz").get_fdata()
-        return float((found == true).mean())
+        return float((labels == true).mean())
 
     before = read(predictions, "v0").argmax(0).numpy()
     assert right(nibabel.load(tmp_path / "out" / "v0.nii.gz").get_fdata()) > right(before)
@@ -426,7 +426,7 @@ def test_perfect_volumes_are_left_alone(tmp_path):
         ids = np.asarray(nibabel.load(path).dataobj)
         one_hot = functional.one_hot(torch.from_numpy(ids.copy()).long(), 3).movedim(-1, 0).float()
         np.savez_compressed(folders[0] / f"{path.name.split('.')[0]}.npz", logits=3 * one_hot.numpy())
-    found = fit(*folders, replace(QUICK, contexts=0, penalty_steps=3))
-    assert found.stage == "nothing"
-    assert found.verdict.startswith("No gain: the foreground's mean Dice is 100.00")
-    assert not math.isnan(mean_dice(found.dice["triple penalty"]))
+    report = fit(*folders, replace(QUICK, contexts=0, penalty_steps=3))
+    assert report.stage == "nothing"
+    assert report.verdict.startswith("No gain: the foreground's mean Dice is 100.00")
+    assert not math.isnan(mean_dice(report.dice["triple penalty"]))

@@ -210,7 +210,9 @@ def map_ids(ids: Bytes, lookup: NDArray[np.int16], path: Path) -> Bytes:
     if mapped.size and mapped.min() < 0:
         wrong = sorted(set(ids[mapped < 0].tolist()))
         known = _ranges(np.flatnonzero(lookup >= 0).tolist())
-        raise DataError(f"{path} holds the id {_some(wrong)}, but the ids here are {known}; correct it.", path, "id")
+        raise DataError(
+            f"{path} holds the id {shortened(wrong)}, but the ids here are {known}; correct it.", path, "id"
+        )
     return mapped.astype(np.uint8)
 
 
@@ -222,14 +224,15 @@ def _map_colours(rgb: Bytes, colours: Mapping[Colour, int], path: Path) -> Bytes
     index = np.searchsorted(known @ weights, codes).clip(max=len(known) - 1)
     wrong = (known @ weights)[index] != codes
     if wrong.any():
-        unknown = _some(sorted({tuple(colour) for colour in rgb[wrong].tolist()}))
+        unknown = shortened(sorted({tuple(colour) for colour in rgb[wrong].tolist()}))
         choices = f"the {len(known)} colours known here"
         raise DataError(f"{path} holds the colour {unknown}, which is none of {choices}; correct it.", path, "id")
     mapped: Bytes = ids[index]
     return mapped
 
 
-def _some(values: Sequence[object]) -> str:
+def shortened(values: Sequence[object]) -> str:
+    """The first five values, and how many more there are."""
     shown = ", ".join(str(value) for value in values[:5])
     return shown if len(values) <= 5 else f"{shown} and {len(values) - 5} more"
 

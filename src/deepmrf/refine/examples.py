@@ -74,7 +74,7 @@ class Examples:
         colours: Mapping[Colour, int] | None = None,
         labels_counted: bool = False,
     ) -> None:
-        """lookup, colours: from ids and colours in masks to labels. labels_counted: the predictions told how many."""
+        """lookup, colours: from ids and colours in masks to labels. labels_counted: counted in the predictions."""
         self.files, self.labels, self.lookup, self.colours = list(matched), labels, lookup, colours
         self.label_ids = LabelIds.from_lookup(lookup, len(labels))
         self.labels_counted = labels_counted
@@ -192,7 +192,7 @@ class Examples:
 
     @contextmanager
     def _advice_on_labels(self, files: MatchedFiles) -> Iterator[None]:
-        """Advise to give the number of labels, where only label maps told it: they need not use the last labels."""
+        """Advise to give the number of labels if it was counted in label maps, which need not use the last labels."""
         try:
             yield
         except DataError as error:

@@ -126,7 +126,7 @@ class _ScoreSums:
         self.dice: dict[FitStage, VolumeDice] = {stage: {} for stage in stages} if self.volumes else {}
 
     def add(self, stage: FitStage, example: Example, labels: Tensor) -> None:
-        """Count what a stage made of an example."""
+        """Add the labels that a stage gives an example."""
         mask, metrics = example.mask.long(), self.metrics[stage]
         metrics.update(labels, mask)
         if self.volumes:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from deepmrf.data.dataset import need_folder
-from deepmrf.data.files import DataError, images_in, read_image
+from deepmrf.data.files import DataError, images_in, read_image, shortened
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.volumes import Volume, is_volume, read_grid, read_volume, unit_range, volumes_in
 from deepmrf.data.volumes import stem as volume_stem
 from deepmrf.refine.decode import read_shape
 from deepmrf.refine.label_ids import LabelIds
-from deepmrf.refine.predictions import Folder, PredictionFiles, PredictionFolder, read_prediction, shortened
+from deepmrf.refine.predictions import Folder, PredictionFiles, PredictionFolder, read_prediction
 
 
 @dataclass(frozen=True)

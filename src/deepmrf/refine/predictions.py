@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepmrf.data.dataset import need_folder
-from deepmrf.data.files import VOID, DataError, images_in
+from deepmrf.data.files import VOID, DataError, images_in, shortened
 from deepmrf.data.volumes import is_volume
 from deepmrf.data.volumes import stem as volume_stem
 from deepmrf.refine.decode import (
@@ -219,8 +219,3 @@ def shown_labels(files: PredictionFiles) -> tuple[int, bool]:
     else:
         return len(files.per_label), False
     return int(ids[ids != VOID].max(initial=-1)) + 1, False
-
-
-def shortened(words: Sequence[str], count: int = 5) -> str:
-    """The first few words, and how many more there are."""
-    return ", ".join(words[:count]) + (f" and {len(words) - count} more" if len(words) > count else "")

@@ -1,4 +1,4 @@
-"""What a fit found: the MRF, and the scores of cross-validation, with and without it."""
+"""The result of a fit: the MRF, and the scores of cross-validation with and without it."""
 
 from __future__ import annotations
 

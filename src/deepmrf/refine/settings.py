@@ -10,6 +10,11 @@ from deepmrf.layers.triple_penalty import Kernel
 
 SAME_SPACING = 1.01
 """Axes whose spacings differ by less than this factor get the same number of voxels."""
+MINIMUM = {
+    **{"window": 2, "contexts": 0, "context_size": 1, "folds": 2, "crop": 16, "batch": 1},
+    **{"penalty_steps": 1, "contexts_steps": 1, "seed": 0},
+}
+"""The least value of every whole number in FitSettings."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,7 @@ class FitSettings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        at_least = {"window": 2, "contexts": 0, "context_size": 1, "folds": 2, "crop": 16, "batch": 1}
-        for name, bound in {**at_least, "penalty_steps": 1, "contexts_steps": 1, "seed": 0}.items():
+        for name, bound in MINIMUM.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < bound:
                 raise ValueError(f"{name}={value!r} must be a whole number, at least {bound}.")
