@@ -50,18 +50,18 @@ def main() -> None:
             make_up(source, given.frames or 200, given.height, given.width)
         start, worked = time.perf_counter(), time.process_time()
         out = given.out or Path(folder) / "out.mp4"
-        made = video.record(segmenter, source, out, consistency=given.consistency, max_frames=given.frames)
+        report = video.record(segmenter, source, out, consistency=given.consistency, max_frames=given.frames)
         passed, worked = time.perf_counter() - start, time.process_time() - worked
-    seconds = made.seconds
+    seconds = report.seconds
     if "mrf" not in seconds:  # models of single frames run both at once
         seconds |= {"network": seconds["network"] - watch.seconds, "mrf": watch.seconds}
     facts = {
-        "frames": made.frames,
+        "frames": report.frames,
         "seconds": round(passed, 1),
         "cpu_seconds": round(worked, 1),
-        "frames_per_second": round(made.frames / passed, 3),
+        "frames_per_second": round(report.frames / passed, 3),
         "by_stage": {stage: round(value, 1) for stage, value in seconds.items()},
-        "consistency": made.consistency,
+        "consistency": report.consistency,
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "threads": torch.get_num_threads(),
     }

@@ -234,7 +234,8 @@ def test_a_full_disk_ends_the_file_where_it_is(segmenter, film, pictures, seen, 
     monkeypatch.setattr(Writer, "write", fails)
     made = record(segmenter, path, tmp_path / "out.mp4")
     assert (made.frames, made.failed) == (4, "[Errno 28] No space left on device")
-    assert len(seen(tmp_path / "out.mp4")[0]) == 4
+    assert made.path == tmp_path / "out.part.mp4"
+    assert len(seen(made.path)[0]) == 4
 
 
 def test_ctrl_c_as_a_user_presses_it(tmp_path, film, pictures, seen, heard, model_folder):
@@ -254,13 +255,14 @@ def test_ctrl_c_as_a_user_presses_it(tmp_path, film, pictures, seen, heard, mode
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
     assert "Traceback" not in output
-    frames, times = seen(tmp_path / "segmented/drive_overlay.mp4")
+    name = "segmented/drive_overlay.part.mp4" if process.returncode else "segmented/drive_overlay.mp4"
+    frames, times = seen(tmp_path / name)
     assert times == [Fraction(n, 25) for n in range(len(frames))]
     assert len(frames) == len(list((tmp_path / "maps").glob("*.png")))
     if process.returncode != 0:  # it may have been quicker than the finger
         assert process.returncode == 130
-        assert f"Interrupted: segmented/drive_overlay.mp4 holds {len(frames)} frames." in output
-        packets = heard(tmp_path / "segmented/drive_overlay.mp4")
+        assert f"Interrupted: {name} holds {len(frames)} frames." in output
+        packets = heard(tmp_path / name)
         assert packets == heard(tmp_path / "drive.mov")[: len(packets)]
         assert packets[-1][0] <= times[-1] + Fraction(1, 25)
 

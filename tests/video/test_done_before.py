@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepmrf.video import Stream, Writer, open_source, record, writing
+from deepmrf.video import FrameSource, Stream, Writer, open_source, record
 
 av = pytest.importorskip("av")
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -55,8 +56,9 @@ def test_label_maps_replace_nothing_foreign(type_in, film, frames, segmenter, na
     Image.fromarray(np.zeros((32, 48), np.uint8)).save(truth)
     before = contents(truth.parent)
     text = type_in(name, "-o", "out.mp4", "--labels", "truth", code=1)
-    assert f"{truth} is there, and not of this video by this model with these settings: --overwrite replaces" in text
-    with pytest.raises(ValueError, match="--overwrite replaces it"):
+    assert f"{truth} exists, and is not of this video by this model with these settings: choose another name." in text
+    assert "--overwrite replaces it." in text
+    with pytest.raises(ValueError, match="is not of this video by this model with these settings"):
         record(segmenter, name, None, labels="truth")
     assert contents(truth.parent) == before
     assert not Path("out.mp4").exists()
@@ -95,10 +97,13 @@ def test_what_was_interrupted_is_done_again(type_in, film, pictures, seen, monke
     with monkeypatch.context() as patch:
         patch.setattr(Stream, "__next__", interrupted)
         type_in("drive.mkv", "-o", out, code=130)
-    assert len(seen(out)[0]) == 4
+    part = Path(out).with_suffix(f".part{Path(out).suffix}")
+    assert len(seen(part)[0]) == 4
+    assert not Path(out).exists()
     assert "(9 frames)" in type_in("drive.mkv", "-o", out)
     assert "is there already" in type_in("drive.mkv", "-o", out)
     assert len(seen(out)[0]) == 9
+    assert not part.exists()
 
 
 def test_a_limit_on_frames_that_is_lifted(type_in, film, pictures, seen):
@@ -165,7 +170,9 @@ def test_a_file_that_cannot_be_opened(type_in, film):
     type_in("drive.mov", "-o", "out.mp4")
     killed = Path("out.mp4").read_bytes()[:88]
     Path("out.mp4").write_bytes(killed)
-    assert "out.mp4 is unfinished or damaged: --overwrite replaces it." in type_in("drive.mov", "-o", "out.mp4", code=1)
+    assert "out.mp4 is unfinished or damaged: choose another file. --overwrite replaces it." in type_in(
+        "drive.mov", "-o", "out.mp4", code=1
+    )
     assert Path("out.mp4").read_bytes() == killed
     Path("out.mp4").write_bytes(b"")
     assert "Wrote out.mp4" in type_in("drive.mov", "-o", "out.mp4")
@@ -173,18 +180,94 @@ def test_a_file_that_cannot_be_opened(type_in, film):
     assert "folder.mp4 is a folder: give a video" in type_in("drive.mov", "-o", "folder.mp4", code=1)
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.m4v", "a.mkv", "a.webm"])
-def test_the_seal_is_part_of_the_file(tmp_path, pictures, seen, name):
-    for whole in (False, True):
-        writer = Writer(tmp_path / name, (32, 48), note="deepmrf")
-        for number, image in enumerate(pictures(6, (32, 48))):
-            writer.write(np.ascontiguousarray(image), Fraction(number, 25))
-        writer.close(whole)
-        assert writing.is_sealed(tmp_path / name) is whole
-        assert len(seen(tmp_path / name)[0]) == 6
-    content = (tmp_path / name).read_bytes()
-    if name in ("a.mkv", "a.webm"):  # all is in the one segment
-        place = content.index(b"\x18\x53\x80\x67\x01") + 5
-        assert place + 7 + int.from_bytes(content[place : place + 7], "big") == len(content)
-    else:
-        assert content.endswith(b"\x00\x00\x00\x16freedeepmrf: whole")
+@pytest.mark.parametrize("name", ["out.mp4", "out.mkv"])
+def test_what_was_killed_is_done_again(type_in, film, pictures, segmenter, monkeypatch, seen, name):
+    film("drive.mov", pictures(60, (32, 48)))
+    part = Path(name).with_suffix(f".part{Path(name).suffix}")
+    write = Writer.write
+
+    def copied(self, image, time):
+        write(self, image, time)
+        if self.frames == 58:
+            shutil.copy(part, "killed")  # what a kill would leave
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", copied)
+        record(segmenter, "drive.mov", name)
+    assert not part.exists()
+    Path(name).unlink()
+    shutil.copy("killed", part)
+    assert 0 < len(seen(part)[0]) < 60
+    assert "(60 frames)" in type_in("drive.mov", "-o", name)
+    assert len(seen(name)[0]) == 60
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "out.mov", "out.m4v", "out.mkv", "out.webm"])
+def test_only_a_finished_video_has_its_name(type_in, film, segmenter, monkeypatch, seen, name):
+    film("drive.mov")
+    part = Path(name).with_suffix(f".part{Path(name).suffix}")
+
+    def fails(source, target):
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fails)
+        assert record(segmenter, "drive.mov", name).path == part
+    assert not Path(name).exists()
+    assert len(seen(part)[0]) == 6
+    assert "(6 frames)" in type_in("drive.mov", "-o", name)
+    assert len(seen(name)[0]) == 6
+    assert not part.exists()
+    assert "is there already" in type_in("drive.mov", "-o", name)
+
+
+@pytest.mark.parametrize("name", ["out.mkv", "out.webm"])
+def test_a_damaged_video_is_done_again(type_in, film, name):
+    noise = np.random.default_rng(0).integers(0, 256, (20, 64, 96, 3), dtype=np.uint8)
+    film("drive.mov", noise, times=[0, 1, 5, *range(6, 23)])
+    type_in("drive.mov", "-o", name)
+    content = Path(name).read_bytes()
+    for share in (0.5, 0.9):
+        assert "is there already" in type_in("drive.mov", "-o", name)
+        Path(name).write_bytes(content[: int(share * len(content))])
+        assert "(20 frames)" in type_in("drive.mov", "-o", name)
+
+
+def test_an_unfinished_video_replaces_nothing(type_in, film, segmenter, monkeypatch, seen):
+    film("drive.mov")
+    type_in("drive.mov", "-o", "out.mp4")
+    before = Path("out.mp4").read_bytes()
+
+    def full(self, image, time):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", full)
+        type_in("drive.mov", "-o", "out.mp4", "--overwrite", code=1)
+    assert Path("out.mp4").read_bytes() == before
+    Path("out.part.mp4").unlink()
+    Path("new.part.mp4").write_bytes(Path("drive.mov").read_bytes())
+    assert "new.part.mp4 exists, and is not of this video" in type_in("drive.mov", "-o", "new.mp4", code=1)
+    assert Path("new.part.mp4").read_bytes() == Path("drive.mov").read_bytes()
+    assert not Path("new.mp4").exists()
+    Path("link.mp4").symlink_to("far.mp4")
+    assert "Wrote link.mp4" in type_in("drive.mov", "-o", "link.mp4")
+    assert Path("link.mp4").is_symlink()
+    assert len(seen("far.mp4")[0]) == 6
+
+
+def test_a_camera_is_finished_when_it_is_stopped(segmenter, pictures, monkeypatch, tmp_path, seen):
+    class Live(FrameSource):
+        name = stem = "camera:0"
+        live = True
+
+        def _raw(self):
+            for number, image in enumerate(pictures(3, (32, 48))):
+                yield image, Fraction(number, 25), f"{number:06}"
+            raise KeyboardInterrupt
+
+    report = record(segmenter, Live(), tmp_path / "me.mp4")
+    assert (report.interrupted, report.path, report.frames) == (True, tmp_path / "me.mp4", 3)
+    assert len(seen(tmp_path / "me.mp4")[0]) == 3
+    assert [path.name for path in tmp_path.glob("me*")] == ["me.mp4"]

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from deepmrf.video import open_source
-from deepmrf.video.reading import Source, upright
+from deepmrf.video.reading import FrameSource, upright
 
 av = pytest.importorskip("av")
 
@@ -111,7 +111,7 @@ def test_frames_of_another_size_get_the_first_ones(tmp_path):
     assert found[2].image[0, 0, 0] == 200
 
 
-class Listed(Source):
+class Listed(FrameSource):
     """Frames with given times."""
 
     name = stem = "listed"

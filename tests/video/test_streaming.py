@@ -12,13 +12,14 @@ import torch
 
 from deepmrf.flow import estimate
 from deepmrf.models.parsing_network import read_model
+from deepmrf.predict.frames import frame_reach
 from deepmrf.predict.segmenter import Segmenter
-from deepmrf.video import Source, segment_video, streaming, windows
+from deepmrf.video import FrameSource, segment_video, streaming, windows
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
 
-class Given(Source):
+class Given(FrameSource):
     """Frames from an array; counts those that were asked for."""
 
     name = stem = "given"
@@ -64,7 +65,7 @@ def test_a_video_file(segmenter, film, pictures):
     assert stream.length == 4
     found = list(stream)
     assert [one.frame.time for one in found] == [Fraction(n, 25) for n in (0, 5, 6, 9)]
-    np.testing.assert_array_equal(found[3].found.labels, segmenter(frames[3]).labels)
+    np.testing.assert_array_equal(found[3].result.labels, segmenter(frames[3]).labels)
     assert {"reading", "network"} <= set(stream.seconds)
     assert stream.consistency is None
 
@@ -76,7 +77,7 @@ def test_few_frames_are_held_at_a_time(segmenter, clip_model, pictures, spans):
     most = 0
     for number, _ in enumerate(stream):
         most = max(most, source.asked - number)
-    waiting = 2 * (streaming.AHEAD + 2) + (windows.STEP + 2 if spans else 0)
+    waiting = 2 * (streaming.FRAMES_READ_AHEAD + 2) + (windows.FRAMES_PER_WINDOW + 2 if spans else 0)
     assert number == 59
     assert most <= waiting + 2
 
@@ -114,7 +115,7 @@ def test_consistency(segmenter, pictures):
     assert stream.consistency == 1.0
     cuts = np.random.default_rng(0).integers(0, 256, (4, 48, 64, 3), dtype=np.uint8)
     stream = segment_video(segmenter, Given(cuts), consistency=True, flow=lambda a, b: np.zeros((*a.shape[:2], 2)))
-    found = [one.found.labels for one in stream]
+    found = [one.result.labels for one in stream]
     agreeing = np.mean([(a == b).mean() for a, b in itertools.pairwise(found)])
     assert agreeing < 1
     assert stream.consistency == pytest.approx(agreeing)
@@ -123,7 +124,7 @@ def test_consistency(segmenter, pictures):
 
 
 def test_flow_and_agreement_are_measured_on_smaller_frames(segmenter, pictures, monkeypatch):
-    monkeypatch.setattr(streaming, "FLOW", 32)
+    monkeypatch.setattr(streaming, "FLOW_SIDE", 32)
     sizes = set()
 
     def still(first, second):
@@ -153,8 +154,8 @@ def test_windows_give_what_the_whole_clip_would(clip_model, pictures, count, lin
     found = list(stream)
     assert [one.frame.name for one in found] == [f"{n:06}" for n in range(count)]
     labels, probabilities = whole_clip(clip_model, frames, linked)
-    np.testing.assert_array_equal(np.stack([one.found.labels for one in found]), labels)
-    made = np.stack([one.found.confidence for one in found])
+    np.testing.assert_array_equal(np.stack([one.result.labels for one in found]), labels)
+    made = np.stack([one.result.confidence for one in found])
     np.testing.assert_allclose(made, probabilities.max(0), atol=2e-3)  # kept as float16
     assert (stream.consistency is None) == (not linked or count == 1)
 
@@ -166,9 +167,9 @@ def test_other_frames_do_matter_here(clip_model, pictures):
 
 
 def test_reach_in_time(clip_model, segmenter):
-    assert windows.frame_reach(clip_model.mean_field) == 2
-    assert windows.frame_reach(segmenter.model.mean_field) == 0
-    assert windows.frame_reach(None) == 0
+    assert frame_reach(clip_model.mean_field) == 2
+    assert frame_reach(segmenter.model.mean_field) == 0
+    assert frame_reach(None) == 0
 
 
 def test_flips_scales_and_several_models_are_averaged(clip_model, segmenter, pictures):
@@ -180,7 +181,7 @@ def test_flips_scales_and_several_models_are_averaged(clip_model, segmenter, pic
     for number, one in enumerate(found):
         single = Segmenter([segmenter.model], device="cpu", flip=True)(frames[number]).probabilities
         expected = (clips[:, number] + single) / 2
-        np.testing.assert_allclose(one.found.confidence, expected.max(0), atol=2e-3)
+        np.testing.assert_allclose(one.result.confidence, expected.max(0), atol=2e-3)
     scaled = Segmenter([clip_model], device="cpu", scales=(0.5, 1.0), size=64)
     assert len(list(segment_video(scaled, Given(pictures(3, (48, 96)))))) == 3
 

@@ -192,7 +192,7 @@ def _run(
     pictures, missing = find(inputs, recursive, out)
     if not pictures:
         return Report(segmenter.labels.names, failed=missing)
-    if out.suffix.lower() in video.VIDEOS and not out.is_dir():
+    if out.suffix.lower() in video.VIDEO_SUFFIXES and not out.is_dir():
         raise ValueError(f"{out} would be a video, but {pictures[0].path} is an image: give a folder with --out.")
     pictures, folder = as_file(pictures, out)
     if folder.exists() and not folder.is_dir():

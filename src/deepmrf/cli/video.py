@@ -1,99 +1,85 @@
-"""`deepmrf predict` on videos, folders of frames and cameras: the overlay as a video, and what was found in it."""
+"""`deepmrf predict` on videos, folders of frames and cameras."""
 
 from __future__ import annotations
 
 import glob
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
-from deepmrf.cli.console import plain
+from deepmrf.cli.console import Bars, count, say, share, table, warn
 
 if TYPE_CHECKING:
     from deepmrf.predict.segmenter import Segmenter
-    from deepmrf.video import Recording, Source
+    from deepmrf.video import FrameSource, VideoReport
 
-VIDEOS = (
-    ".mp4",
-    ".mov",
-    ".m4v",
-    ".mkv",
-    ".webm",
-    ".avi",
-    ".mpg",
-    ".mpeg",
-    ".mts",
-    ".m2ts",
-    ".wmv",
-    ".flv",
-    ".3gp",
-    ".ogv",
+VIDEO_SUFFIXES = (
+    *(".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"),
+    *(".mts", ".m2ts", ".wmv", ".flv", ".3gp", ".ogv"),
 )
-"""By which a file counts as a video."""
-CAMERA = "camera:"
+"""Files with these suffixes are videos."""
+OVERLAY_SUFFIXES = ("_overlay.mp4", "_overlay.part.mp4")
+"""How the names of our own videos end, finished and unfinished."""
+CAMERA_PREFIX = "camera:"
 
 
 @dataclass(frozen=True)
 class VideoOptions:
-    """What `deepmrf predict` is told about videos."""
+    """The options of `deepmrf predict` that concern videos."""
 
     overlay: bool = True
     """Write the video with its labels painted over it."""
     labels: Path | None = None
-    """A folder for label maps, one PNG a frame."""
+    """A folder for label maps, one PNG per frame."""
     frames: bool = False
     """Folders hold the frames of a video."""
     fps: float = 25.0
-    """Of those."""
+    """Frames per second of such folders."""
     max_frames: int | None = None
-    """Stop after so many."""
+    """Stop after this many frames."""
     flow: str = "dis"
     """"dis" or "none"."""
     consistency: bool = False
-    """Measure temporal consistency, whatever the model."""
+    """Measure temporal consistency also for models of single frames."""
     probabilities: bool = False
-    """Asked for, but for images only."""
+    """Given, but only possible for images."""
 
 
 def expanded(inputs: list[str]) -> list[str]:
-    """The inputs, with what patterns match in their place where videos are among it, such as 'clips/*.mp4'.
+    """Replace patterns that match videos, such as 'clips/*.mp4', by their matches.
 
-    Overlays that earlier runs wrote among them are passed over, unless there is nothing else.
+    Our own videos with labels are left out, unless there is nothing else.
     """
-    made: list[str] = []
+    texts: list[str] = []
     for text in inputs:
         matches = [] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
-        made += matches if any(match.lower().endswith(VIDEOS) for match in matches) else [text]
-    return [text for text in made if not _is_overlay(text)] or made
+        texts += matches if any(match.lower().endswith(VIDEO_SUFFIXES) for match in matches) else [text]
+    return [text for text in texts if not _is_overlay(text)] or texts
 
 
 def _is_overlay(text: str) -> bool:
-    from deepmrf.video.recording import is_recording
+    from deepmrf.video.earlier import is_recording
 
-    with suppress(ImportError):  # of PyAV: each video will tell
-        return text.lower().endswith("_overlay.mp4") and is_recording(Path(text))
+    with suppress(ImportError):  # without PyAV, every video is reported later
+        return text.lower().endswith(OVERLAY_SUFFIXES) and is_recording(Path(text))
     return False
 
 
 def is_video(text: str, out: Path, options: VideoOptions) -> bool:
-    """Is this input a video file, a camera, or a folder whose images are to become a video?"""
+    """Is this input a video file, a camera, or a folder of frames that become a video?"""
     path = Path(text)
     if path.is_dir():
-        return options.frames or out.suffix.lower() in VIDEOS
-    return text.startswith(CAMERA) or (text.lower().endswith(VIDEOS) and path.is_file())
+        return options.frames or out.suffix.lower() in VIDEO_SUFFIXES
+    return text.startswith(CAMERA_PREFIX) or (text.lower().endswith(VIDEO_SUFFIXES) and path.is_file())
 
 
 def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[str] = ()) -> None:
-    """Is there something to write, and has each video a name of its own for it? others: inputs that are no videos."""
+    """Raise a ValueError where options do not fit the videos or the `others`, inputs that are no videos."""
     if options.labels is not None and not videos and all(os.path.lexists(text) for text in others):
         raise ValueError("--labels is for videos: the label maps of images are written into --out.")
     if options.flow not in ("dis", "none"):
@@ -104,10 +90,10 @@ def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[
         raise ValueError("--probabilities is for images: those of every frame of a video would fill a disk.")
     if len(videos) > 1 and options.labels is not None:
         raise ValueError(f"{options.labels} would get the label maps of {len(videos)} videos: give them in turn.")
-    if len(videos) > 1 and out.suffix.lower() in VIDEOS:
+    if len(videos) > 1 and out.suffix.lower() in VIDEO_SUFFIXES:
         raise ValueError(f"{out} is one video, but {len(videos)} were given: give a folder for them with --out.")
     if options.labels is not None and videos:
-        from deepmrf.video.recording import check_folder
+        from deepmrf.video.earlier import check_folder
 
         check_folder(options.labels, Path(videos[0]))
     stems = [Path(text).stem.casefold() for text in videos]
@@ -127,155 +113,114 @@ def predict_video(
     options: VideoOptions | None = None,
     entries: list[dict[str, Any]] | None = None,
 ) -> int:
-    """Segment one video and say what was found; returns the exit code. `entries` gets its part of --json."""
-    from deepmrf.video import open_source, record
+    """Segment one video and print what it shows; return the exit code, and append the video's part of --json."""
+    from deepmrf.video import ExistingFileError, open_source, record
 
     console, options = console or Console(highlight=False), options or VideoOptions()
     try:
         source = open_source(path, options.fps, segmenter.max_pixels)
-        target = _target(source, out) if options.overlay else None
-        flow: Any = None if options.flow == "none" else "dis"
-        there = "" if target is None or overwrite else _is_there(target, segmenter, source, options, flow)
-        if there == "all":
-            _say(console, f"{target} is there already: --overwrite does it again.")
-            if entries is not None:
-                labels = None if options.labels is None else str(options.labels)
-                entries.append({"video": source.name, "overlay": str(target), "labels": labels, "there_already": True})
-            return 0
-        with _bar(console, source.name) as progress:
-            made = record(
+        with Bars(console) as bars:
+            report = record(
                 segmenter,
                 source,
-                None if there else target,  # a whole one would be lost if this run were stopped
+                _target(source, out) if options.overlay else None,
                 labels=options.labels,
-                flow=flow,
+                flow=None if options.flow == "none" else "dis",
                 consistency=options.consistency,
                 max_frames=options.max_frames,
                 overwrite=overwrite,
-                progress=progress,
+                resume=not overwrite,
+                progress=bars.progress(Path(source.name).name, "frames"),
             )
-    except (ValueError, OSError, ImportError) as why:
-        _say(console, str(why).splitlines()[0], "yellow")
+    except (ValueError, OSError, ImportError) as error:
+        hint = " --overwrite replaces it." if isinstance(error, ExistingFileError) else ""
+        warn([str(error).splitlines()[0] + hint], console)
         return 1
     if entries is not None:
-        entries.append(_entry(source, made) | {"overlay": None if target is None else str(target)})
-    return _report(source, made, console)
+        entries.append(_entry(source, report))
+    if report.done_before == "all":
+        say(f"{report.path} is there already: --overwrite does it again.", console)
+        return 0
+    return _print(source, report, console)
 
 
-def _target(source: Source, out: Path) -> Path:
-    path = out if out.suffix.lower() in VIDEOS else out / f"{source.stem}_overlay.mp4"
-    if path.exists() and Path(source.name).exists() and path.samefile(source.name):
-        raise ValueError(f"{path} is the video itself, and would be overwritten: choose another --out.")
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: give a video that is none, such as out.mp4, with --out.")
-    if path is not out and out.exists() and not out.is_dir():
+def _target(source: FrameSource, out: Path) -> Path:
+    """The video to write: `out` itself, or one in the folder `out`."""
+    if out.suffix.lower() in VIDEO_SUFFIXES:
+        return out
+    if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder for the results, or a video such as out.mp4, with --out.")
-    return path
+    return out / f"{source.stem}_overlay.mp4"
 
 
-def _is_there(path: Path, segmenter: Segmenter, source: Source, options: VideoOptions, flow: Any) -> str:
-    """What is done of this very video: "all" that is wanted, its "overlay", or "" where that is to be written.
-
-    Other files are not touched; one that was cut short is.
-    """
-    from deepmrf.video.recording import earlier, maps_there, note_of
-
-    if not path.exists() or not path.stat().st_size:
-        return ""
-    note = note_of(segmenter, source, flow)
-    made, limit = earlier(path, note), options.max_frames
-    if made is None:
-        other = f"{path} is there, and not of this video by this model with these settings"
-        raise ValueError(f"{other}: --overwrite replaces it.")
-    if not made.whole and (limit is None or made.frames < limit):
-        return ""
-    wanted = made.frames if limit is None else min(made.frames, limit)
-    mapped = options.labels is None or maps_there(options.labels, note) >= wanted
-    return "all" if mapped and not options.consistency else "overlay"
-
-
-@contextmanager
-def _bar(console: Console, name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar that is told (frames done, frames in all or None)."""
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    start = time.monotonic()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(plain(Path(name).name), total=None, speed="")
-
-        def tell(done: int, whole: int | None) -> None:
-            speed = f"{done / max(time.monotonic() - start, 1e-3):.1f} frames/s"
-            progress.update(task, completed=done, total=whole, speed=speed)
-
-        yield tell
-
-
-def _report(source: Source, made: Recording, console: Console) -> int:
-    if made.frames:
-        console.print(_table(made))
-    if made.consistency is not None:
-        _say(console, f"Temporal consistency: {100 * made.consistency:.2f}% of pixels keep their label along the flow.")
-    if made.skipped:
-        were = "was" if made.skipped == 1 else "were"
-        _say(console, f"{_count(made.skipped, 'frame')} could not be read and {were} left out.", "yellow")
-    if made.missing:
-        said = made.missing + made.frames + made.skipped
-        says = f"says it has {said}" if source.counted else f"should have about {said}"
-        text = f"{source.name} {says} frames, but {said - made.missing} were found: it may be cut off."
-        _say(console, text, "yellow")
-    if made.silent:
-        _say(console, f"{source.name}: {made.silent}; the video is silent (.mkv holds every kind).", "yellow")
-    place = made.path or made.labels
-    held = f"{place} holds {_count(made.frames, 'frame')}" if made.frames and place else "nothing was written"
-    if made.interrupted:
-        _say(console, f"Interrupted: {held}.")
+def _print(source: FrameSource, report: VideoReport, console: Console) -> int:
+    """Print the classes, warnings and paths of a video; return the exit code."""
+    if report.frames:
+        rows = [
+            (item.name, share(item.share), f"{100 * item.confidence:.0f}%", str(frames))
+            for item, frames in report.summary()
+        ]
+        console.print(table(("class", "pixels", "confidence", "frames"), rows))
+    if report.consistency is not None:
+        percentage = f"{100 * report.consistency:.2f}%"
+        say(f"Temporal consistency: {percentage} of pixels keep their label along the flow.", console)
+    warn(_warnings(source, report), console)
+    path = report.path if report.done_before == "nothing" else None
+    target = path or report.labels
+    rest = f"{target} holds {count(report.frames, 'frame')}" if report.frames and target else "nothing was written"
+    if report.interrupted:
+        say(f"Interrupted: {rest}.", console)
         return 130
-    if made.failed:
-        _say(console, f"{made.failed.rstrip('.')}; {held}.", "yellow")
+    if report.failed:
+        warn([f"{report.failed.rstrip('.')}; {rest}."], console)
         return 1
-    maps = f"{_count(made.frames, 'label map')} in {made.labels}"
-    video = f"{made.path} ({_count(made.frames, 'frame')})"
-    parts = [video] * (made.path is not None) + [maps] * (made.labels is not None)
-    _say(console, f"Wrote {' and '.join(parts)}." if parts else "The overlay is there already.")
+    written = []
+    if path is not None:
+        written.append(f"{path} ({count(report.frames, 'frame')})")
+    if report.labels is not None:
+        written.append(f"{count(report.frames, 'label map')} in {report.labels}")
+    say(f"Wrote {' and '.join(written)}." if written else "The overlay is there already.", console)
     return 0
 
 
-def _table(made: Recording) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("class", "pixels", "confidence", "frames"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
-    for found, frames in made.summary():
-        share = f"{100 * found.share:.1f}%" if found.share >= 0.0005 else "<0.1%"
-        table.add_row(Text(plain(found.name)), share, f"{100 * found.confidence:.0f}%", str(frames))
-    return table
+def _warnings(source: FrameSource, report: VideoReport) -> list[str]:
+    warnings = []
+    if report.skipped:
+        were = "was" if report.skipped == 1 else "were"
+        warnings.append(f"{count(report.skipped, 'frame')} could not be read and {were} left out.")
+    if report.missing:
+        present = report.frames + report.skipped
+        total = present + report.missing
+        says = f"says it has {total}" if source.counted else f"should have about {total}"
+        warnings.append(f"{source.name} {says} frames, but {present} were found: it may be cut off.")
+    if report.silent:
+        warnings.append(f"{source.name}: {report.silent}; the video is silent (.mkv holds every kind).")
+    return warnings
 
 
-def _entry(source: Source, made: Recording) -> dict[str, Any]:
-    found = [
-        {"class": one.name, "share": round(one.share, 6), "confidence": round(one.confidence, 4), "frames": frames}
-        for one, frames in made.summary()
-    ]
-    return {
+def _entry(source: FrameSource, report: VideoReport) -> dict[str, Any]:
+    """The video's part of --json."""
+    files = {
         "video": source.name,
-        "overlay": None if made.path is None else str(made.path),
-        "labels": None if made.labels is None else str(made.labels),
-        "frames": made.frames,
-        "skipped": made.skipped,
-        "complete": not (made.interrupted or made.failed or made.missing),
-        "consistency": made.consistency,
-        "seconds": {stage: round(value, 3) for stage, value in made.seconds.items()},
-        "found": found,
+        "overlay": None if report.path is None else str(report.path),
+        "labels": None if report.labels is None else str(report.labels),
     }
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(plain(text), style=style, markup=False, soft_wrap=True)
+    if report.done_before == "all":
+        return files | {"there_already": True}
+    classes = [
+        {
+            "class": item.name,
+            "share": round(item.share, 6),
+            "confidence": round(item.confidence, 4),
+            "frames": frames,
+        }
+        for item, frames in report.summary()
+    ]
+    return files | {
+        "frames": report.frames,
+        "skipped": report.skipped,
+        "complete": not (report.interrupted or report.failed or report.missing),
+        "consistency": report.consistency,
+        "seconds": {stage: round(seconds, 3) for stage, seconds in report.seconds.items()},
+        "found": classes,
+    }

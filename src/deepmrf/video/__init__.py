@@ -1,29 +1,32 @@
-"""Video: frames in with their times, labels and overlays out, and no more than a few frames in memory.
+"""Video: read frames with their times, segment them, and write label maps and overlays.
 
     segmenter = deepmrf.load("street")
-    for time, frame, found in deepmrf.video.segment_video(segmenter, "drive.mp4"):
-        ...                                       # seconds, the frame, a Segmentation
-    deepmrf.video.record(segmenter, "drive.mp4", "out.mp4")
+    for time, frame, result in deepmrf.video.segment_video(segmenter, "drive.mp4"):
+        ...                                       # seconds, the frame, its Segmentation
+    report = deepmrf.video.record(segmenter, "drive.mp4", "out.mp4")
 
-reading       video files, folders of frames and cameras as frames with exact times
-writing       a video file: encoder, times, sound copied from another file
-streaming     segment_video: reading, flow and network at the same time
-windows       models that see several frames: the frames around each, linked along the flow
-recording     record: overlays and label maps of a whole video, and what was found in it
-threads       work done ahead and behind, in threads with short queues
+reading       FrameSource: video files, folders of images and cameras as frames with exact times
+writing       Writer: a video file, with the sound of another file
+windows       models that look at several frames: each frame between its neighbours, linked along the flow
+streaming     segment_video: reading, flow and network at the same time, with few frames in memory
+earlier       what an earlier recording has done, and which files may be replaced
+recording     record: the overlay and the label maps of a video, and a report
+clock         how long each stage takes
 """
 
-from deepmrf.video.reading import Frame, Source, open_source
-from deepmrf.video.recording import Recording, record
-from deepmrf.video.streaming import Seen, Stream, segment_video
+from deepmrf.video.earlier import ExistingFileError
+from deepmrf.video.reading import Frame, FrameSource, open_source
+from deepmrf.video.recording import VideoReport, record
+from deepmrf.video.streaming import FrameResult, Stream, segment_video
 from deepmrf.video.writing import Writer
 
 __all__ = [
+    "ExistingFileError",
     "Frame",
-    "Recording",
-    "Seen",
-    "Source",
+    "FrameResult",
+    "FrameSource",
     "Stream",
+    "VideoReport",
     "Writer",
     "open_source",
     "record",

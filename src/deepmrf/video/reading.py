@@ -1,10 +1,10 @@
-"""Frames with exact times, from a video file, a folder of images or a camera.
+"""Read frames with exact times from a video file, a folder of images or a camera.
 
     source = open_source("drive.mp4")        # or "frames/", or "camera:0"
     for frame in source.frames(): ...        # frame.image (H, W, 3) of uint8, upright; frame.time in seconds, exact
 
-What cannot be decoded is left out and counted (`skipped`). All frames have the size of the first: those of another are
-resized to it. Times rise from frame to frame: one that is missing or steps back is moved just behind the one before.
+Frames that cannot be decoded are left out and counted (`skipped`). Frames of another size than the first are resized to
+its size. Times increase from frame to frame: a time that is missing or too early becomes one just after the last.
 """
 
 from __future__ import annotations
@@ -22,84 +22,92 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from deepmrf.data.files import Bytes, images_in, read_image
 from deepmrf.predict.notes import image_key
 
-CAMERA = "camera:"
-"""What the name of a camera begins with; its number follows."""
-FPS = 25.0
-"""Frames a second of folders and of files that do not tell."""
+CAMERA_PREFIX = "camera:"
+"""A camera's name is this and its number."""
+DEFAULT_FPS = 25.0
+"""Frames per second of folders of images."""
+MAX_FPS = 1000
+"""Higher rates in a file are errors of the file."""
 
 
 class Frame(NamedTuple):
-    """One picture of a video."""
+    """One frame of a video."""
 
     image: Bytes
     """(H, W, 3), upright."""
     time: Fraction
-    """Seconds, exactly."""
+    """In seconds, exact."""
     name: str
-    """Its number, six digits, or the name of its file in a folder of frames."""
+    """Its number in six digits, or the stem of its file in a folder of images."""
 
 
-Raw = Generator[tuple[Bytes, Fraction | None, str], None, None]
+RawFrames = Generator[tuple[Bytes, Fraction | None, str], None, None]
+"""(image, time if known, name) of each frame."""
 
 
-class Source(ABC):
-    """Where frames come from."""
+class FrameSource(ABC):
+    """A source of frames."""
 
     name: str
-    """As given."""
+    """The path or camera as given."""
     stem: str
-    """For the names of results."""
+    """The name without folder and suffix, for the names of results."""
     rate: Fraction = Fraction(25)
-    """Frames a second, roughly: frames carry their own times."""
+    """Frames per second, approximately: frames have their own times."""
     time_base: Fraction = Fraction(1, 90000)
     """All times are multiples of this many seconds."""
     length: int | None = None
-    """How many frames there are, as far as one knows before reading them."""
+    """Number of frames, as far as it is known before reading."""
     counted: bool = False
-    """Is that what the file says, and no estimate from its duration?"""
+    """True if `length` is stated by the file, False if it is estimated from the duration."""
     aspect: Fraction | None = None
-    """How wide a pixel is for its height, where it is not square; known from the first frame on."""
+    """Width / height of a pixel, if it is not square; known from the first frame on."""
     sound: Path | None = None
-    """A file with sound that belongs to the frames."""
+    """A file whose sound belongs to the frames."""
     skipped: int = 0
-    """Frames that could not be read."""
+    """Number of frames that could not be read so far."""
+    live: bool = False
+    """True if frames come until somebody stops them."""
 
     def key(self) -> str:
-        """A few letters that differ for other files and once they have changed; "-" where there are none."""
+        """A short text that identifies the content: it differs for other files and changes with them."""
         return "-"
 
     @abstractmethod
-    def _raw(self) -> Raw:
-        """(image, time if known, name) of each frame; closing it lets go of the source."""
+    def _raw(self) -> RawFrames:
+        """Read the frames. Closing the generator closes the source."""
 
     def frames(self) -> Generator[Frame, None, None]:
-        """The frames, once."""
+        """Read the frames; possible once."""
         size: tuple[int, ...] | None = None
         last: Fraction | None = None
         with closing(self._raw()) as raw:
-            for image, given, name in raw:
-                when = given
-                if when is None:
-                    when = Fraction(0) if last is None else last + 1 / self.rate
-                if last is not None and when <= last:
-                    when = last + self.time_base
-                size, last = size or image.shape, when
-                yield Frame(image if image.shape == size else _resized(image, size), when, name)
+            for image, known_time, name in raw:
+                seconds = known_time
+                if seconds is None:
+                    seconds = Fraction(0) if last is None else last + 1 / self.rate
+                if last is not None and seconds <= last:
+                    seconds = last + self.time_base
+                size, last = size or image.shape, seconds
+                yield Frame(image if image.shape == size else _resized(image, size), seconds, name)
         if size is None:
-            many = f" ({self.skipped} could not be read)" if self.skipped else ""
-            raise ValueError(f"{self.name} gave no frame{many}: replace it, or choose another.")
+            unreadable = f" ({self.skipped} could not be read)" if self.skipped else ""
+            raise ValueError(f"{self.name} gave no frame{unreadable}: replace it, or choose another.")
 
 
-def open_source(source: str | os.PathLike[str] | Source, fps: float = FPS, max_pixels: int | None = None) -> Source:
-    """A video file, a folder of frames (`fps` a second) or "camera:0" as a Source; or one sentence why not."""
-    if isinstance(source, Source):
+def open_source(
+    source: str | os.PathLike[str] | FrameSource, fps: float = DEFAULT_FPS, max_pixels: int | None = None
+) -> FrameSource:
+    """Open a video file, a folder of images (`fps` per second) or "camera:0"; refuse more pixels than `max_pixels`."""
+    if isinstance(source, FrameSource):
         return source
     text = os.fspath(source)
-    if text.startswith(CAMERA) and not Path(text).exists():
+    if text.startswith(CAMERA_PREFIX) and not Path(text).exists():
         return Camera(text)
     path = Path(text)
     if path.is_dir():
@@ -108,83 +116,84 @@ def open_source(source: str | os.PathLike[str] | Source, fps: float = FPS, max_p
 
 
 def import_av() -> Any:
-    """PyAV, or a sentence that says how to get it."""
+    """Import PyAV, or raise an ImportError that says how to install it."""
     try:
         return importlib.import_module("av")
     except ImportError:
         raise ImportError("Video files are read and written with PyAV: pip install av.") from None
 
 
-class VideoFile(Source):
-    """The first video stream of a file, by PyAV; turned upright as its display matrix says."""
+class VideoFile(FrameSource):
+    """The first video stream of a file, read by PyAV and turned upright by its display matrix."""
 
     def __init__(self, path: Path, max_pixels: int | None = None) -> None:
         self.name, self.stem, self.path = str(path), path.stem, path
         self._av = import_av()
-        self._container = self._opened()
+        self._container = self._open()
         streams = [s for s in self._container.streams.video if not _is_cover(s)]
         if not streams:
             self._container.close()
             raise ValueError(f"{path} holds no video: give a file with pictures in it.")
         self._stream = stream = streams[0]
-        stream.thread_type = "SLICE"  # with frames in several threads, a broken one takes whole ones with it
+        stream.thread_type = "SLICE"  # in "FRAME" threads, a damaged frame spoils good ones
         width, height = stream.codec_context.width, stream.codec_context.height
         if max_pixels is not None and width * height > max_pixels:
             self._container.close()
             raise ValueError(f"{path} has {width} x {height} pixels, more than {max_pixels:,}: make it smaller.")
         rate = stream.average_rate or stream.guessed_rate
-        if rate and 0 < rate <= 1000:
+        if rate and 0 < rate <= MAX_FPS:
             self.rate = Fraction(rate)
         if stream.time_base:
             self.time_base = Fraction(stream.time_base)
-        self.length, self.counted = stream.frames or self._estimate() or None, bool(stream.frames)
+        self.length, self.counted = stream.frames or self._estimated_length() or None, bool(stream.frames)
         if self._container.streams.audio:
             self.sound = path
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} is missing: give a video file.")
         if not self.path.stat().st_size:
             raise ValueError(f"{self.path} is empty: replace the file.")
         try:
             return self._av.open(str(self.path), metadata_errors="replace")
-        except (self._av.FFmpegError, ValueError) as why:
+        except (self._av.FFmpegError, ValueError) as error:
             raise ValueError(
-                f"{self.path} cannot be read as a video ({gist(why)}): it is damaged, cut off or none; replace it."
+                f"{self.path} cannot be read as a video ({reason(error)}): it is damaged, cut off or none; replace it."
             ) from None
 
     def key(self) -> str:
-        """Of the file: its place, size and time."""
+        """A key of the file's path, size and time."""
         return image_key(self.path)
 
-    def _estimate(self) -> int:
+    def _estimated_length(self) -> int:
+        """The number of frames by duration and rate; 0 if unknown."""
         stream, container = self._stream, self._container
         if stream.duration and stream.time_base:
             return int(stream.duration * stream.time_base * self.rate)
-        seconds = _seconds(stream.metadata.get("DURATION", ""))  # Matroska: its sound may be longer
+        seconds = seconds_of(stream.metadata.get("DURATION", ""))  # Matroska; its sound may be longer
         if not seconds and container.duration:
             seconds = Fraction(container.duration, self._av.time_base)
         if stream.start_time and stream.time_base:
-            seconds -= stream.start_time * stream.time_base  # both are counted from 0, whenever the frames begin
+            seconds -= stream.start_time * stream.time_base  # both durations count from 0
         return max(0, int(seconds * self.rate))
 
-    def _raw(self) -> Raw:
+    def _raw(self) -> RawFrames:
         number = 0
         with self._container:
             for frame in self._decoded():
                 try:
-                    image, turned = upright(frame.to_ndarray(format="rgb24"), _matrix(frame))
+                    image, sides_swapped = upright(frame.to_ndarray(format="rgb24"), _matrix(frame))
                 except (self._av.FFmpegError, ValueError):
                     self.skipped += 1
                     continue
                 if not number:
-                    self._see_aspect(turned)
-                base = frame.time_base or self.time_base
-                yield image, None if frame.pts is None else frame.pts * Fraction(base), f"{number:06}"
+                    self._read_aspect(sides_swapped)
+                time_base = frame.time_base or self.time_base
+                yield image, None if frame.pts is None else frame.pts * Fraction(time_base), f"{number:06}"
                 number += 1
 
     def _decoded(self) -> Iterator[Any]:
-        """Frames that are whole. An error between packets ends the file; one in a packet costs its frames."""
+        """Decode the undamaged frames. An error between packets ends the file, one in a packet skips its frames."""
         packets = self._container.demux(self._stream)
         while True:
             try:
@@ -192,38 +201,38 @@ class VideoFile(Source):
             except StopIteration:
                 return
             except self._av.FFmpegError:
-                packet = None  # the file breaks off: what the decoder still holds comes next
+                packet = None  # the file breaks off: decode(None) gives the frames still in the decoder
             try:
-                found = self._stream.decode(packet)
+                decoded = self._stream.decode(packet)
             except self._av.FFmpegError:
                 self.skipped += 1
-                found = []
-            whole = [frame for frame in found if not frame.is_corrupt]
-            self.skipped += len(found) - len(whole)
-            yield from whole
+                decoded = []
+            good = [frame for frame in decoded if not frame.is_corrupt]
+            self.skipped += len(decoded) - len(good)
+            yield from good
             if packet is None:
                 return
 
-    def _see_aspect(self, turned: bool) -> None:
-        given = self._stream.codec_context.sample_aspect_ratio or self._stream.sample_aspect_ratio
-        if given and given > 0 and given != 1:
-            self.aspect = 1 / Fraction(given) if turned else Fraction(given)
+    def _read_aspect(self, sides_swapped: bool) -> None:
+        aspect = self._stream.codec_context.sample_aspect_ratio or self._stream.sample_aspect_ratio
+        if aspect and aspect > 0 and aspect != 1:
+            self.aspect = 1 / Fraction(aspect) if sides_swapped else Fraction(aspect)
 
 
-def _seconds(text: str) -> Fraction:
-    """Of "00:01:02.5"; 0 for anything else."""
-    found = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d*)?)", text)
-    return Fraction(0) if found is None else 3600 * int(found[1]) + 60 * int(found[2]) + Fraction(found[3])
+def seconds_of(text: str) -> Fraction:
+    """The seconds of a text such as "00:01:02.5"; 0 for other texts."""
+    match = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d*)?)", text)
+    return Fraction(0) if match is None else 3600 * int(match[1]) + 60 * int(match[2]) + Fraction(match[3])
 
 
 def _is_cover(stream: Any) -> bool:
-    """Is it the picture on a record's sleeve?"""
+    """Is the stream a cover picture?"""
     return "attached_pic" in str(getattr(stream, "disposition", "")).lower()
 
 
 def _matrix(frame: Any) -> tuple[int, ...] | None:
-    """The four numbers a, b, c, d of a display matrix: a pixel (x, y) belongs at (a x + c y, b x + d y)."""
-    with suppress(ValueError):  # of kinds of side data that PyAV does not know
+    """Numbers a, b, c, d of the display matrix: it moves pixel (x, y) to (a x + c y, b x + d y)."""
+    with suppress(ValueError):  # raised for kinds of side data that PyAV does not know
         for data in frame.side_data:
             if data.type.name == "DISPLAYMATRIX":
                 numbers = np.frombuffer(bytes(data), np.int32)
@@ -232,7 +241,7 @@ def _matrix(frame: Any) -> tuple[int, ...] | None:
 
 
 def upright(image: Bytes, matrix: tuple[int, ...] | None) -> tuple[Bytes, bool]:
-    """(the image as a player shows it, are its sides swapped): turned by quarters and mirrored as the matrix says."""
+    """Turn an image by quarters and mirror it, as players do: (the image, are height and width exchanged?)."""
     if matrix is None or not any(matrix):
         return image, False
     a, b, c, d = matrix
@@ -244,34 +253,32 @@ def upright(image: Bytes, matrix: tuple[int, ...] | None) -> tuple[Bytes, bool]:
 
 
 def _resized(image: Bytes, size: tuple[int, ...]) -> Bytes:
-    from PIL import Image
-
     return np.array(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
-class FrameFolder(Source):
-    """The images of a folder in the order of their names, 2 before 10, at `fps` frames a second."""
+class FrameFolder(FrameSource):
+    """The images of a folder in the order of the numbers in their names, at `fps` frames per second."""
 
-    def __init__(self, folder: Path, fps: float = FPS, max_pixels: int | None = None) -> None:
-        if not 0 < fps <= 1000:
-            raise ValueError(f"fps={fps} must be frames a second, between 0 and 1000.")
+    def __init__(self, folder: Path, fps: float = DEFAULT_FPS, max_pixels: int | None = None) -> None:
+        if not 0 < fps <= MAX_FPS:
+            raise ValueError(f"fps={fps} must be frames a second, between 0 and {MAX_FPS}.")
         self.name, self.stem, self.max_pixels = str(folder), folder.resolve().name or "frames", max_pixels
         self.rate = Fraction(fps).limit_denominator(1001)
         self.time_base = 1 / self.rate
-        self.paths = sorted(images_in(folder), key=lambda path: _by_number(path.name))
+        self.paths = sorted(images_in(folder), key=lambda path: _natural_order(path.name))
         if not self.paths:
             raise ValueError(f"{folder} is a folder without images: give one that holds a video's frames.")
         self.length, self.counted = len(self.paths), True
 
     def key(self) -> str:
-        """Of all the images, in their order, and their speed."""
-        facts = [str(self.rate)]
+        """A key of all images in their order, and of the rate."""
+        keys = [str(self.rate)]
         for path in self.paths:
-            with suppress(OSError):  # a link that leads nowhere: the frame is left out, too
-                facts.append(image_key(path))
-        return blake2b(" ".join(facts).encode(), digest_size=8).hexdigest()
+            with suppress(OSError):  # a broken link: its frame is skipped as well
+                keys.append(image_key(path))
+        return blake2b(" ".join(keys).encode(), digest_size=8).hexdigest()
 
-    def _raw(self) -> Raw:
+    def _raw(self) -> RawFrames:
         for number, path in enumerate(self.paths):
             try:
                 image = read_image(path, self.max_pixels)
@@ -281,53 +288,55 @@ class FrameFolder(Source):
             yield image, number * self.time_base, path.stem
 
 
-def _by_number(name: str) -> list[tuple[int, str]]:
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    """A sort key by which 2 comes before 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-class Camera(Source):
-    """A camera by its number, through OpenCV; times are those of the clock, counted from the first frame."""
+class Camera(FrameSource):
+    """A camera by its number, read by OpenCV; times are those of the clock, counted from the first frame."""
 
     time_base = Fraction(1, 1000)
+    live = True
 
     def __init__(self, name: str) -> None:
-        number = name.removeprefix(CAMERA)
+        number = name.removeprefix(CAMERA_PREFIX)
         if not number.isdecimal():
-            raise ValueError(f"{name} is no camera: write its number, such as {CAMERA}0.")
+            raise ValueError(f"{name} is no camera: write its number, such as {CAMERA_PREFIX}0.")
         try:
             cv2: Any = importlib.import_module("cv2")
         except ImportError:
             raise ImportError("Cameras are read with OpenCV: pip install opencv-python-headless.") from None
-        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # one sentence is enough, below
-        self.name, self.stem, self._since = name, f"camera{number}", time.time_ns()
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the error below says enough
+        self.name, self.stem, self._opened_at = name, f"camera{number}", time.time_ns()
         self._capture = cv2.VideoCapture(int(number))
         if not self._capture.isOpened():
             raise ValueError(f"{name} does not answer: connect a camera, close other programs that use it, or try 1.")
         rate = self._capture.get(cv2.CAP_PROP_FPS)
-        self.rate = Fraction(rate).limit_denominator(1001) if rate and 0 < rate <= 1000 else Fraction(30)
+        self.rate = Fraction(rate).limit_denominator(1001) if rate and 0 < rate <= MAX_FPS else Fraction(30)
 
     def key(self) -> str:
-        """Of this moment: what a camera has shown does not come again."""
-        return f"{self._since:x}"
+        """A key of the moment the camera was opened: its frames never come again."""
+        return f"{self._opened_at:x}"
 
-    def _raw(self) -> Raw:
+    def _raw(self) -> RawFrames:
         start: float | None = None
         number = 0
         try:
             while True:
-                alive, image = self._capture.read()
-                if not alive:
+                success, image = self._capture.read()
+                if not success:
                     return
                 now = time.monotonic()
                 start = now if start is None else start
-                when = Fraction(round(1000 * (now - start)), 1000)
-                yield np.ascontiguousarray(image[..., ::-1]), when, f"{number:06}"
+                milliseconds = round(1000 * (now - start))
+                yield np.ascontiguousarray(image[..., ::-1]), Fraction(milliseconds, 1000), f"{number:06}"
                 number += 1
         finally:
             self._capture.release()
 
 
-def gist(why: BaseException) -> str:
-    """What FFmpeg has to say, without numbers and names of functions."""
-    text = getattr(why, "strerror", None) or str(why) or type(why).__name__
+def reason(error: BaseException) -> str:
+    """The first line of FFmpeg's message, without error numbers and names of functions."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).splitlines()[0].rstrip(".")

@@ -1,9 +1,9 @@
-"""record: a whole video with its labels painted over it, the label maps as PNG files, and what was found in it.
+"""Record a segmented video: the video with its labels painted over it, label maps as PNG files, and a report.
 
-    made = record(segmenter, "drive.mp4", "out.mp4", labels="maps")
-    made.frames, made.consistency, made.summary()
+    report = record(segmenter, "drive.mp4", "out.mp4", labels="maps")
+    report.frames, report.consistency, report.summary()
 
-Painting and writing work behind the network. Ctrl-C and errors end the file where it is: it stays playable.
+Painting and writing run in a thread behind the network. After Ctrl-C or an error, the file ends there and is playable.
 """
 
 from __future__ import annotations
@@ -12,315 +12,259 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deepmrf.data.progress import Progress, no_progress
 from deepmrf.flow.estimation import Method
-from deepmrf.predict.notes import holds, is_label_map
+from deepmrf.predict.ahead import Behind
 from deepmrf.predict.result import Found, summarise
 from deepmrf.predict.segmenter import Segmenter
-from deepmrf.video.reading import FPS, FrameFolder, Source, import_av
-from deepmrf.video.streaming import Seen, Stream, segment_video
-from deepmrf.video.threads import Behind, Clock
-from deepmrf.video.writing import Writer, encoder_for, is_sealed
+from deepmrf.video.clock import Clock
+from deepmrf.video.earlier import (
+    Done,
+    check_label_map,
+    check_labels,
+    check_out,
+    comment_of,
+    done_before,
+    note_of,
+    part_of,
+)
+from deepmrf.video.reading import DEFAULT_FPS, FrameSource
+from deepmrf.video.streaming import FrameResult, Stream, segment_video
+from deepmrf.video.writing import Writer, encoder_for
 
-WAITING = 4
-"""Frames that wait to be written."""
-
-SLACK = 1
-"""Frames that a whole file may have less than it says: AVI counts an empty one."""
-
-HOLE, SHARE = 5, 0.1
-"""Frames, and which share of all, that are missed at the end where a length is known from the duration alone."""
-
-Progress = Callable[[int, int | None], None]
-"""Told (frames written, frames in all as far as one knows)."""
+FRAMES_WAITING_TO_BE_WRITTEN = 4
+COUNT_TOLERANCE = 1
+"""Frames that may be missing from a file that states its number of frames: AVI counts an empty one."""
+MIN_FRAMES_MISSING, MIN_SHARE_MISSING = 5, 0.1
+"""Where the number of frames is estimated from the duration, fewer missing frames are not reported."""
 
 
 @dataclass
-class Recording:
-    """What became of a video."""
+class VideoReport:
+    """The result of recording a video."""
 
     names: tuple[str, ...]
-    """Of the labels."""
+    """Names of the labels."""
     path: Path | None = None
-    """The video that was written."""
+    """The video with the labels. If recording was interrupted or failed, it is NAME.part.mp4."""
     labels: Path | None = None
     """The folder of label maps."""
+    done_before: Done = "nothing"
+    """What was finished before this call: "nothing", the "overlay" (the video at `path`), or "all"."""
     frames: int = 0
-    """That were written."""
+    """Number of frames that were segmented and written."""
     skipped: int = 0
-    """Frames of the source that could not be read."""
+    """Number of frames of the source that could not be read."""
     missing: int = 0
-    """Frames that the source says it has, or should have by its duration, and has not."""
+    """Number of frames that the source should have, by its header or its duration, and does not have."""
     interrupted: bool = False
-    """By Ctrl-C."""
+    """True after Ctrl-C."""
     failed: str = ""
-    """Why it ended early, in one sentence."""
+    """Why recording ended early, in one sentence; empty if it did not."""
     silent: str = ""
-    """Why the sound was not copied."""
+    """Why the sound was not copied; empty if it was."""
     consistency: float | None = None
-    """The share of linked pixels whose label is that of the frame before."""
+    """Of the pixels with a reliable link, the share that has the label of the frame before."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """How long each stage has worked; they overlap."""
-    pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of each label, in all frames."""
-    confidences: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """Summed over those pixels."""
-    shown: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """In how many frames each label is."""
+    """Seconds of work per stage; stages overlap."""
+    pixels: NDArray[np.int64] = field(init=False)
+    """Number of pixels per label, over all frames."""
+    confidences: NDArray[np.float64] = field(init=False)
+    """Sum of the confidence of those pixels, per label."""
+    frames_with_label: NDArray[np.int64] = field(init=False)
+    """Number of frames that show each label."""
 
     def __post_init__(self) -> None:
         count = len(self.names)
-        self.pixels, self.shown = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.pixels, self.frames_with_label = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.confidences = np.zeros(count)
 
     def summary(self) -> list[tuple[Found, int]]:
-        """Each class, over the whole video, with the number of frames it is in; the largest first."""
-        frames = dict(zip(self.names, self.shown.tolist(), strict=True))
-        return [(one, frames[one.name]) for one in summarise(self.names, self.pixels, self.confidences)]
+        """Each class over the complete video, with the number of frames that show it; the largest first."""
+        frames = dict(zip(self.names, self.frames_with_label.tolist(), strict=True))
+        return [(share, frames[share.name]) for share in summarise(self.names, self.pixels, self.confidences)]
 
 
 def record(
     segmenter: Segmenter,
-    source: str | os.PathLike[str] | Source,
+    source: str | os.PathLike[str] | FrameSource,
     out: str | os.PathLike[str] | None,
     *,
     labels: str | os.PathLike[str] | None = None,
     flow: Method | None = "dis",
     consistency: bool = False,
     max_frames: int | None = None,
-    fps: float = FPS,
+    fps: float = DEFAULT_FPS,
     overwrite: bool = False,
+    resume: bool = False,
     progress: Progress | None = None,
-) -> Recording:
-    """Segment a video; write its overlay to `out` and its label maps, one PNG a frame, to the folder `labels`.
+) -> VideoReport:
+    """Segment a video; write it with its labels to `out`, and one label map (PNG) per frame to the folder `labels`.
 
-    `out` is replaced if it is there; files in `labels` that are not of this video by this model, only with `overwrite`.
-    Other options: see segment_video. Ctrl-C and errors after the first frame are told in the result, not raised.
+    Until it is finished, the video is NAME.part.mp4. `out` is replaced if it exists. resume: leave alone what earlier
+    calls have finished, do again what was interrupted, and raise ExistingFileError if `out` is any other file.
+    Other files in `labels` are replaced only with `overwrite`. For the other options see `segment_video`.
+    Ctrl-C, and errors after the first frame, are not raised: the report tells them.
     """
-    path, folder = (None if one is None else Path(one) for one in (out, labels))
+    path = None if out is None else Path(out)
+    folder = None if labels is None else Path(labels)
     if path is None and folder is None and not consistency:
         raise ValueError("There is nothing to write: give a video file, a folder for label maps, or both.")
     if path is not None:
         encoder_for(path)
-    stream = segment_video(
-        segmenter, source, flow=flow, consistency=consistency, max_frames=max_frames, fps=fps
-    )  # raises what is wrong with the source before anything is written
-    made = Recording(segmenter.labels.names, path, folder)
+    stream = segment_video(segmenter, source, flow=flow, consistency=consistency, max_frames=max_frames, fps=fps)
     note = note_of(segmenter, stream.source, flow)
+    report = VideoReport(segmenter.labels.names, path, folder)
+    if path is not None:
+        check_out(path, stream.source)
+        if resume and not overwrite:
+            report.done_before = done_before(path, folder, note, max_frames, consistency)
+        if report.done_before == "all":
+            return report
     if folder is not None:
-        _check_labels(folder, stream.source, max_frames, None if overwrite else note)
-    sink = _Sink(made, stream.source, note, overwrite)
-    behind = Behind(sink.take, WAITING)
+        check_labels(folder, stream.source, max_frames, None if overwrite else note)
+    sink = _Sink(report, stream, note, overwrite)
+    behind = Behind(sink.write, FRAMES_WAITING_TO_BE_WRITTEN)
+    tell = progress or no_progress
     try:
-        for seen in stream:
-            behind.put(seen)
-            if progress is not None:
-                progress(made.frames, stream.length)
+        for frame_result in stream:
+            behind.put(frame_result)
+            tell(report.frames, stream.length)
     except KeyboardInterrupt:
-        made.interrupted = True
-    except (OSError, ValueError, RuntimeError, MemoryError) as why:
-        made.failed = _sentence(why)
-        if not made.frames and isinstance(why, OSError | ValueError):
+        report.interrupted = True
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        report.failed = _sentence(error)
+        if not report.frames and isinstance(error, OSError | ValueError):
             raise
     finally:
-        with _undisturbed():
-            _finish(stream, behind, sink, made)
-    return made
+        with _ignoring_ctrl_c():
+            _finish(stream, behind, sink)
+    return report
 
 
-def note_of(segmenter: Segmenter, source: Source, flow: Method | None) -> str:
-    """What a recording keeps as its comment: by which model and settings it was made, and of what."""
-    name = os.fsencode(Path(source.name).name).decode(errors="replace")
-    by = flow if isinstance(flow, str | None) else "custom"
-    return f"deepmrf {segmenter.identity} {by} {source.key()} {name}"
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """What an earlier recording left."""
-
-    frames: int
-    """In the video."""
-    whole: bool
-    """Was its source read to the end?"""
-
-
-def earlier(path: Path, note: str) -> Earlier | None:
-    """What is in a video that was recorded with this note; None if it is another video, or raises if it is none."""
-    av = import_av()
-    try:
-        with av.open(str(path), metadata_errors="replace") as file:
-            if note not in _comments(file) or not file.streams.video:
-                return None
-            stream = file.streams.video[0]
-            frames = int(stream.frames or sum(1 for packet in file.demux(stream) if packet.size))
-            return Earlier(frames, is_sealed(path))
-    except (av.FFmpegError, ValueError):
-        raise ValueError(f"{path} is unfinished or damaged: --overwrite replaces it.") from None
-
-
-def is_recording(path: Path) -> bool:
-    """Was this video written by a run of ours?"""
-    av = import_av()
-    with contextlib.suppress(av.FFmpegError, ValueError), av.open(str(path), metadata_errors="replace") as file:
-        return any(comment.startswith("deepmrf ") for comment in _comments(file))
-    return False
-
-
-def _comments(file: Any) -> list[str]:
-    return [value for key, value in file.metadata.items() if key.lower() == "comment"]
-
-
-def maps_there(folder: Path, note: str) -> int:
-    """How many label maps with this note a folder holds."""
-    return sum(is_label_map(path, note) for path in folder.glob("*.png"))
-
-
-def check_folder(labels: Path, frames: Path) -> None:
-    """Label maps have the names of their frames: they may not go to the same folder."""
-    if labels.is_dir() and frames.is_dir() and labels.samefile(frames):
-        raise ValueError(f"{labels} is the folder of the frames, which label maps would replace: choose another one.")
-
-
-def _check_labels(folder: Path, source: Source, max_frames: int | None, note: str | None) -> None:
-    """Would label maps replace frames, or, with a note, files that are not of this video by this model?"""
-    frames: list[Path] = []
-    if isinstance(source, FrameFolder):
-        check_folder(folder, Path(source.name))
-        frames = source.paths
-    names, real = {path.stem for path in frames}, {os.path.realpath(path) for path in frames}
-    for path in sorted(folder.glob("*.png")):
-        if path.stem not in names and (frames or not _is_number(path.stem, max_frames)):
-            continue
-        if os.path.realpath(path) in real:
-            raise ValueError(f"{path} is a frame, which its label map would replace: choose another folder for them.")
-        if note is not None:
-            _check_map(path, note)
-
-
-def _is_number(stem: str, below: int | None) -> bool:
-    """Is it what a frame of a video is called?"""
-    return len(stem) >= 6 and stem.isascii() and stem.isdigit() and (below is None or int(stem) < below)
-
-
-def _check_map(path: Path, note: str) -> None:
-    """May this label map be written?"""
-    if holds(path) and not is_label_map(path, note):
-        raise ValueError(
-            f"{path} is there, and not of this video by this model with these settings: --overwrite replaces it."
-        )
-
-
-def _finish(stream: Stream, behind: Behind[Seen], sink: _Sink, made: Recording) -> None:
+def _finish(stream: Stream, behind: Behind[FrameResult], sink: _Sink) -> None:
+    """Close everything, and complete the report."""
+    report = sink.report
     stream.close()
     try:
         behind.finish()
-    except (OSError, ValueError, RuntimeError, MemoryError) as why:
-        made.failed = made.failed or _sentence(why)
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        report.failed = report.failed or _sentence(error)
     try:
-        sink.close(whole=not (made.interrupted or made.failed or made.frames == stream.max_frames))
-    except (OSError, ValueError) as why:
-        made.failed = made.failed or _sentence(why)
-    made.skipped, made.consistency = stream.source.skipped, stream.consistency
-    if not (made.interrupted or made.failed):
-        made.missing = _missing(stream, sink, made)
-    made.seconds = stream.seconds | sink.clock.seconds
+        sink.close()
+    except (OSError, ValueError) as error:
+        report.failed = report.failed or _sentence(error)
+    report.skipped, report.consistency = stream.source.skipped, stream.consistency
+    if not (report.interrupted or report.failed):
+        report.missing = _missing(stream, sink)
+    report.seconds = stream.seconds | sink.clock.seconds
 
 
-def _missing(stream: Stream, sink: _Sink, made: Recording) -> int:
+def _missing(stream: Stream, sink: _Sink) -> int:
+    """The number of frames that the source should have given."""
     if stream.source.length is None or stream.length is None:
         return 0
-    missing = stream.length - made.frames - made.skipped
+    missing = stream.length - sink.report.frames - sink.report.skipped
     if stream.source.counted:
-        return missing if missing > SLACK else 0
-    least = max(HOLE, int(SHARE * stream.length))
-    return missing if missing > least and sink.lost(stream.length) > least else 0
+        return missing if missing > COUNT_TOLERANCE else 0
+    least = max(MIN_FRAMES_MISSING, int(MIN_SHARE_MISSING * stream.length))
+    return missing if missing > least and sink.missing_at_end(stream.length) > least else 0
 
 
 class _Sink:
-    """Where frames go: painted, encoded, saved and counted."""
+    """Paints, encodes, saves and counts the frames of a stream."""
 
-    def __init__(self, made: Recording, source: Source, note: str, overwrite: bool = False) -> None:
-        self.made, self.source, self.note, self.overwrite, self.clock = made, source, note, overwrite, Clock()
+    def __init__(self, report: VideoReport, stream: Stream, note: str, overwrite: bool) -> None:
+        self.report, self.source, self.max_frames = report, stream.source, stream.max_frames
+        self.note, self.overwrite, self.clock = note, overwrite, Clock()
         self.writer: Writer | None = None
         self.first = self.last = Fraction(0)
-        self.longest = 0
+        self.longest_gap = 0
 
-    def take(self, seen: Seen) -> None:
-        found, made = seen.found, self.made
+    def write(self, frame_result: FrameResult) -> None:
+        _, frame, result = frame_result
+        report = self.report
         with self.clock("writing"):
-            if made.labels is not None and not self.overwrite:
-                _check_map(made.labels / f"{seen.frame.name}.png", self.note)
-            if made.path is not None:
+            if report.labels is not None and not self.overwrite:
+                check_label_map(report.labels / f"{frame.name}.png", self.note)
+            if report.path is not None and report.done_before == "nothing":
                 if self.writer is None:
-                    self.writer = self._begin(made.path, found.labels.shape)
-                self.writer.write(np.asarray(found.overlay()), seen.frame.time)
-            if made.labels is not None:
-                found.save_labels(made.labels / f"{seen.frame.name}.png", self.note)
-            pixels, sums = found.totals()
-        made.pixels += pixels
-        made.confidences += sums
-        made.shown += pixels > 0
-        if not made.frames:
-            self.first = self.last = seen.frame.time
-        self.longest = max(self.longest, self._gap(seen.frame.time))
-        self.last = seen.frame.time
-        made.frames += 1
+                    self.writer = self._open_writer(report.path, result.labels.shape)
+                self.writer.write(np.asarray(result.overlay()), frame.time)
+            if report.labels is not None:
+                result.save_labels(report.labels / f"{frame.name}.png", self.note)
+            pixels, confidences = result.totals()
+        report.pixels += pixels
+        report.confidences += confidences
+        report.frames_with_label += pixels > 0
+        if not report.frames:
+            self.first = self.last = frame.time
+        self.longest_gap = max(self.longest_gap, self._frames_until(frame.time))
+        self.last = frame.time
+        report.frames += 1
 
-    def _gap(self, until: Fraction) -> int:
-        """Frames that would fit between the last one and a time."""
-        return int((until - self.last) * self.source.rate) - 1
+    def _frames_until(self, time: Fraction) -> int:
+        """The number of frames that fit between the last frame and a time."""
+        return int((time - self.last) * self.source.rate) - 1
 
-    def lost(self, length: int) -> int:
-        """Frames that would fit before the end of a source of that length; none if as much lies between others.
+    def missing_at_end(self, length: int) -> int:
+        """The number of frames that fit between the last frame and the end of a source of `length` frames.
 
-        Where frames are far apart, as in a slide show, the rate was estimated too high.
+        0 if other gaps are as long: where frames are far apart, as in a slide show, the rate was estimated too high.
         """
-        gap = self._gap(self.first + length / self.source.rate)
-        return gap if gap > 2 * self.longest else 0
+        gap = self._frames_until(self.first + length / self.source.rate)
+        return gap if gap > 2 * self.longest_gap else 0
 
-    def _begin(self, path: Path, size: tuple[int, ...]) -> Writer:
+    def _open_writer(self, path: Path, size: tuple[int, ...]) -> Writer:
         source = self.source
         writer = Writer(
-            path,
+            part_of(path),
             (size[0], size[1]),
             rate=source.rate,
             time_base=source.time_base,
             sound=source.sound,
             aspect=source.aspect,
-            note=self.note,
+            note=comment_of(self.note, self.max_frames),
         )
-        self.made.silent = writer.silent
+        self.report.silent = writer.silent
         return writer
 
-    def close(self, whole: bool) -> None:
-        if self.writer is not None:
-            with self.clock("writing"):
-                self.writer.close(whole)
+    def close(self) -> None:
+        """Close the video; give it its final name if it is finished."""
+        if self.writer is None or self.report.path is None:
+            return
+        report, out = self.report, self.report.path
+        report.path = self.writer.path
+        stopped = report.interrupted or bool(report.failed)
+        with self.clock("writing"):
+            self.writer.close(whole=not stopped and report.frames != self.max_frames)
+        if not report.failed and (self.source.live or not stopped):
+            os.replace(self.writer.path, out.resolve() if out.is_symlink() else out)
+            report.path = out
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C does not break what the first one has to finish."""
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """A second Ctrl-C does not stop what must be finished after the first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
-def _sentence(why: BaseException) -> str:
-    if isinstance(why, MemoryError):
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
         return "There is not enough memory."
-    return (str(why).strip() or type(why).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,8 +1,8 @@
-"""segment_video: the labels of a video, frame by frame, with reading, flow and network at work at the same time.
+"""Segment a video frame by frame: reading, flow and network run at the same time, with few frames in memory.
 
-Models of single frames are applied to each; models whose mean field spans time (dims = 3) see each frame between its
-neighbours, linked along the optical flow (windows.py). Flow is estimated on frames of at most FLOW pixels on the longer
-side, and enlarged: it is smooth, and this is several times as fast. No more than a few frames are in memory at a time.
+Models of single frames see each frame alone. Models whose mean field spans time (dims = 3) see each frame between its
+neighbours, linked along the optical flow (windows.py). Flow is estimated on frames of at most FLOW_SIDE pixels on the
+longer side and enlarged: it is smooth, and this is several times as fast.
 """
 
 from __future__ import annotations
@@ -16,61 +16,62 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from deepmrf.data.files import Bytes
 from deepmrf.evaluation.temporal import TemporalConsistency
 from deepmrf.flow import Flow, between
 from deepmrf.flow.estimation import Method
+from deepmrf.predict.ahead import ahead
 from deepmrf.predict.result import Segmentation
 from deepmrf.predict.segmenter import Segmenter
-from deepmrf.video.reading import FPS, Frame, Source, open_source
-from deepmrf.video.threads import Clock, ahead
-from deepmrf.video.windows import Labelled, Linked, Windows, spans_time
+from deepmrf.video.clock import Clock
+from deepmrf.video.reading import DEFAULT_FPS, Frame, FrameSource, open_source
+from deepmrf.video.windows import ClipSegmenter, LinkedFrame, Segmented, spans_time
 
-AHEAD = 4
-"""Frames that are read, and flows that are estimated, before the network wants them."""
-FLOW = 512
-"""The longer side of the frames that flow is estimated on."""
+FRAMES_READ_AHEAD = 4
+"""Frames that are read, and frames whose flow is estimated, before the network needs them."""
+FLOW_SIDE = 512
+"""Longer side, in pixels, of the frames that flow is estimated on."""
+
+FlowPair = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""Flows (H, W, 2) from the frame before to a frame, and back."""
 
 
-Both = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""Flows (H, W, 2) to a frame and back."""
-
-
-class Seen(NamedTuple):
-    """A frame and what was found in it."""
+class FrameResult(NamedTuple):
+    """A frame and its segmentation."""
 
     time: float
-    """Seconds."""
+    """In seconds."""
     frame: Frame
-    found: Segmentation
+    result: Segmentation
 
 
 def segment_video(
     segmenter: Segmenter,
-    source: str | os.PathLike[str] | Source,
+    source: str | os.PathLike[str] | FrameSource,
     *,
     flow: Method | None = "dis",
     consistency: bool = False,
     max_frames: int | None = None,
-    fps: float = FPS,
+    fps: float = DEFAULT_FPS,
 ) -> Stream:
-    """(time, frame, Segmentation) of every frame of a video file, a folder of frames or "camera:0".
+    """Yield (time, frame, Segmentation) of every frame of a video file, a folder of images or "camera:0".
 
-    flow: how models that span time are linked: "dis", a function of two frames (H, W, 3), or None for a rigid cube.
-    consistency: estimate flow for models of single frames, too, to measure temporal consistency (Stream.consistency).
-    max_frames: stop after so many. fps: of a folder of frames.
+    flow: how models that span time link frames: "dis", a function of two frames (H, W, 3), or None for a rigid window.
+    consistency: measure temporal consistency (Stream.consistency); models of single frames then need flow, too.
+    max_frames: stop after this many frames. fps: frames per second of a folder of images.
     """
     return Stream(segmenter, open_source(source, fps, segmenter.max_pixels), flow, consistency, max_frames)
 
 
-class Stream(Iterator[Seen]):
-    """The labels of a video as they come. `close` ends it early; `seconds` says how long each stage has worked."""
+class Stream(Iterator[FrameResult]):
+    """The segmented frames of a video. `close` ends it early; `seconds` tells how long each stage has worked."""
 
     def __init__(
         self,
         segmenter: Segmenter,
-        source: Source,
+        source: FrameSource,
         flow: Method | None = "dis",
         consistency: bool = False,
         max_frames: int | None = None,
@@ -85,33 +86,31 @@ class Stream(Iterator[Seen]):
         self.clock = Clock()
         self.spans_time = any(spans_time(model) for model in segmenter.models)
         self.flow = flow if self.spans_time or consistency else None
-        windows = Windows(segmenter, self.clock) if self.spans_time else None
-        self._label = windows if windows is not None else self._one_by_one
+        self._segment = ClipSegmenter(segmenter, self.clock) if self.spans_time else self._segment_frames
         self._agreement = TemporalConsistency(ignore=segmenter.labels.ignore)
-        self._made = self._run()
+        self._results = self._run()
 
     @property
     def length(self) -> int | None:
-        """How many frames there will be, as far as one knows."""
-        known = [n for n in (self.source.length, self.max_frames) if n is not None]
-        return min(known) if self.source.length is not None else self.max_frames
+        """The number of frames, as far as it is known."""
+        return min((n for n in (self.source.length, self.max_frames) if n is not None), default=None)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How long reading, flow, network and MRF have worked; they overlap. Single frames: network and MRF as one."""
+        """Seconds of work of reading, flow, network and mrf; they overlap. Models of single frames: mrf in network."""
         return dict(self.clock.seconds)
 
     @property
     def consistency(self) -> float | None:
-        """Of all pixels with a reliable link, the share whose label is that of the frame before; None if unknown."""
+        """Of the pixels with a reliable link, the share with the label of the frame before; None if not measured."""
         return float(self._agreement.compute()) if self._agreement.linked else None
 
-    def __next__(self) -> Seen:
-        return next(self._made)
+    def __next__(self) -> FrameResult:
+        return next(self._results)
 
     def close(self) -> None:
-        """Stop reading, and let go of the source."""
-        self._made.close()
+        """Stop reading, and close the source."""
+        self._results.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -119,19 +118,20 @@ class Stream(Iterator[Seen]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self) -> Generator[Seen, None, None]:
-        frames = ahead(self._followed(ahead(self._read(), AHEAD)), AHEAD)
-        labelled = self._label(Linked(frame, self._flow(both)) for frame, both in frames)
-        before: NDArray[np.uint8] | None = None
+    def _run(self) -> Generator[FrameResult, None, None]:
+        frames = ahead(self._with_flow(ahead(self._read(), FRAMES_READ_AHEAD)), FRAMES_READ_AHEAD)
+        # Flow objects are made here: in another thread, PyTorch's own threads would compete with the network's.
+        segmented = self._segment(LinkedFrame(frame, _as_flow(pair)) for frame, pair in frames)
+        last_labels: NDArray[np.uint8] | None = None
         try:
-            for item, found in labelled:
-                if item.flow is not None:
-                    before = self._agree(before, found.labels, item.flow)
-                elif self.flow is not None:
-                    before = found.labels
-                yield Seen(float(item.frame.time), item.frame, found)
+            for (frame, flow), result in segmented:
+                if flow is not None:
+                    assert last_labels is not None  # flow comes with the second frame
+                    self._count_agreement(last_labels, result.labels, flow)
+                last_labels = result.labels
+                yield FrameResult(float(frame.time), frame, result)
         finally:
-            labelled.close()
+            segmented.close()
             frames.close()
 
     def _read(self) -> Generator[Frame, None, None]:
@@ -145,58 +145,53 @@ class Stream(Iterator[Seen]):
                     return
                 yield frame
 
-    def _followed(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, Both | None], None, None]:
-        """Each frame with the flow from the one before, and back."""
-        before: Bytes | None = None
+    def _with_flow(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, FlowPair | None], None, None]:
+        """Each frame with the flow from the frame before, and back."""
+        last: Bytes | None = None
         try:
             for frame in frames:
-                both: Both | None = None
+                pair: FlowPair | None = None
                 if self.flow is not None:
                     with self.clock("flow"):
-                        small = _at_most(frame.image, FLOW)
-                        if before is not None:
-                            both = between(before, small, self.flow), between(small, before, self.flow)
-                    before = small
-                yield frame, both
+                        small = _shrunk(frame.image, FLOW_SIDE)
+                        if last is not None:
+                            pair = between(last, small, self.flow), between(small, last, self.flow)
+                    last = small
+                yield frame, pair
         finally:
             frames.close()
 
-    def _flow(self, both: Both | None) -> Flow | None:
-        """Made here, not in the thread before: PyTorch's own threads would stand in each other's way."""
-        if both is None:
-            return None
-        ahead, back = (torch.from_numpy(np.ascontiguousarray(way.transpose(2, 0, 1)))[None, :, None] for way in both)
-        return Flow(ahead, back)
-
-    def _one_by_one(self, frames: Iterator[Linked]) -> Labelled:
-        for item in frames:
+    def _segment_frames(self, frames: Iterator[LinkedFrame]) -> Segmented:
+        for linked in frames:
             with self.clock("network"):
-                [found] = self.segmenter.batch([item.frame.image], probabilities=False)
-            yield item, found
+                [result] = self.segmenter.batch([linked.frame.image], probabilities=False)
+            yield linked, result
 
-    def _agree(self, before: NDArray[np.uint8] | None, labels: NDArray[np.uint8], flow: Flow) -> NDArray[np.uint8]:
-        """Count where the labels agree with the frame before, at the flow's size; returns the labels for the next."""
-        assert before is not None  # a flow comes with the second frame
+    def _count_agreement(self, last: NDArray[np.uint8], labels: NDArray[np.uint8], flow: Flow) -> None:
+        """Count the pixels that keep their label from the frame before, at the size of the flow."""
         height, width = flow.shape[2:]
-        pair = np.stack([_thinned(one, height, width) for one in (before, labels)])
+        pair = np.stack([_sampled(maps, height, width) for maps in (last, labels)])
         self._agreement.update(torch.from_numpy(pair), flow)
-        return labels
 
 
-def _at_most(image: Bytes, longest: int) -> Bytes:
-    from PIL import Image
+def _as_flow(pair: FlowPair | None) -> Flow | None:
+    if pair is None:
+        return None
+    return Flow(*(torch.from_numpy(np.ascontiguousarray(flow.transpose(2, 0, 1)))[None, :, None] for flow in pair))
 
-    factor = longest / max(image.shape[:2])
+
+def _shrunk(image: Bytes, side: int) -> Bytes:
+    """The image with at most `side` pixels on the longer side."""
+    factor = side / max(image.shape[:2])
     if factor >= 1:
         return image
     size = (max(1, round(image.shape[1] * factor)), max(1, round(image.shape[0] * factor)))
     return np.array(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
 
 
-def _thinned(labels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+def _sampled(labels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
     """The labels at the centres of height x width cells."""
-    rows, columns = (
-        ((np.arange(n) + 0.5) * whole / n).astype(int) for n, whole in zip((height, width), labels.shape, strict=True)
-    )
-    made: NDArray[np.uint8] = labels[rows[:, None], columns]
-    return made
+    rows = ((np.arange(height) + 0.5) * labels.shape[0] / height).astype(int)
+    columns = ((np.arange(width) + 0.5) * labels.shape[1] / width).astype(int)
+    sampled: NDArray[np.uint8] = labels[rows[:, None], columns]
+    return sampled

@@ -1,8 +1,7 @@
-"""Models that see several frames: each frame's labels from those around it, as far as the model reaches in time.
+"""Segment frames by models that look at several frames: each frame between those that the mean field can see.
 
-Frames come one by one. The network sees each once; its log-probabilities wait until the frames after it are there, too,
-and are forgotten when no frame needs them any more. The mean field then runs over STEP frames at a time, between those
-before and after: as far as it reaches, so that every frame gets what the whole clip would give it.
+The network sees each frame once. The mean field runs over FRAMES_PER_WINDOW frames at a time, with as many frames
+around them as it reaches (predict/frames.py): every frame gets the result that the complete video would give it.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from torch.nn import functional
 
 from deepmrf.flow import Flow, join
 from deepmrf.models.parsing_network import DeepParsingNetwork
-from deepmrf.predict.frames import frame_reach
+from deepmrf.predict.frames import Window, frame_reach, windows
 from deepmrf.predict.result import Segmentation
 from deepmrf.predict.scales import enlarged_labels
 from deepmrf.predict.segmenter import Segmenter
+from deepmrf.video.clock import Clock
 from deepmrf.video.reading import Frame
-from deepmrf.video.threads import Clock
 
-STEP = 4
-"""Frames that the mean field labels at a time: more share the frames around them, and hold more memory."""
+FRAMES_PER_WINDOW = 4
+"""Frames that the mean field labels at a time. More need less time per frame, and more memory."""
 
 
-class Linked(NamedTuple):
-    """A frame and the flow of the clip (the frame before, this one); None for the first, or where none is wanted."""
+class LinkedFrame(NamedTuple):
+    """A frame and the flow of the clip (frame before, this frame); None for the first frame, or without flow."""
 
     frame: Frame
     flow: Flow | None
 
 
-Labelled = Generator[tuple[Linked, Segmentation], None, None]
-"""Frames with their labels."""
+Segmented = Generator[tuple[LinkedFrame, Segmentation], None, None]
+"""Frames with their results."""
 
 
 def spans_time(model: DeepParsingNetwork) -> bool:
@@ -47,55 +46,55 @@ def spans_time(model: DeepParsingNetwork) -> bool:
 
 @dataclass(frozen=True)
 class _Member:
-    """One of the results that are averaged: a model, on frames of some size, mirrored or not."""
+    """One of the predictions that are averaged: a model on frames of one scale, mirrored or not."""
 
     model: DeepParsingNetwork
     scale: float
     mirror: bool
 
-    def image(self, small: Tensor) -> Tensor:
-        """What the model sees of a frame (1, 3, h, w) of uint8."""
+    def prepare(self, image: Tensor) -> Tensor:
+        """Scale and mirror an image (1, 3, h, w) of uint8."""
         if self.scale != 1:
-            size = [max(1, round(n * self.scale)) for n in small.shape[2:]]
-            real = functional.interpolate(small.float(), size, mode="bilinear", antialias=self.scale < 1)
-            small = real.round_().clamp_(0, 255).to(torch.uint8)
-        return small.flip(-1) if self.mirror else small
+            size = [max(1, round(n * self.scale)) for n in image.shape[2:]]
+            resized = functional.interpolate(image.float(), size, mode="bilinear", antialias=self.scale < 1)
+            image = resized.round_().clamp_(0, 255).to(torch.uint8)
+        return image.flip(-1) if self.mirror else image
 
-    def see(self, image: Tensor) -> Tensor:
-        """What is kept of a frame: log-probabilities (1, L, h, w), of the network alone if the MRF spans time."""
-        found: Tensor = self.model.log_unary(image) if spans_time(self.model) else self.model(image)
-        return found
+    def log_probabilities(self, image: Tensor) -> Tensor:
+        """Log-probabilities (1, L, h, w) of one frame; of the network alone if the mean field spans time."""
+        log_p: Tensor = self.model.log_unary(image) if spans_time(self.model) else self.model(image)
+        return log_p
 
-    def probabilities(
-        self, images: Sequence[Tensor], maps: Sequence[Tensor], flow: Flow | None, wanted: slice
-    ) -> Tensor:
-        """Of the `wanted` frames of a window, (n, L, h, w), not mirrored."""
+    def probabilities(self, images: list[Tensor], log_ps: list[Tensor], flow: Flow | None, inner: slice) -> Tensor:
+        """Probabilities (T, L, h, w) of the `inner` frames of a window, not mirrored."""
         if spans_time(self.model):
-            size = images[0].shape[2:]
+            height, width = images[0].shape[2:]
             if flow is not None:
-                flow = flow.resize(int(size[0]), int(size[1])).to(images[0].device)
+                flow = flow.resize(height, width).to(images[0].device)
                 flow = flow.flip() if self.mirror else flow
-            log_q = self.model.refined(torch.stack(list(maps), 2), torch.stack(list(images), 2), flow)
-            found = log_q[0, :, wanted].transpose(0, 1)
+            log_q = self.model.refined(torch.stack(log_ps, 2), torch.stack(images, 2), flow)
+            log_q = log_q[0, :, inner].transpose(0, 1)
         else:
-            found = torch.cat(list(maps[wanted]))
-        found = found.float().exp()
-        return found.flip(-1) if self.mirror else found
+            log_q = torch.cat(log_ps[inner])
+        q = log_q.float().exp()
+        return q.flip(-1) if self.mirror else q
 
 
 @dataclass
-class _Held:
-    """A frame in the window."""
+class _SeenFrame:
+    """A frame that has passed the network."""
 
-    frame: Frame
-    flow: Flow | None
+    linked: LinkedFrame
     size: tuple[int, int]
+    """(height, width) of the frame as the segmenter shrinks it."""
     images: list[Tensor]
-    maps: list[Tensor]
+    """The image that each member sees."""
+    log_ps: list[Tensor]
+    """The log-probabilities of each member."""
 
 
-class Windows:
-    """Labels of frames by models of which at least one looks at other frames."""
+class ClipSegmenter:
+    """Segments frames by models of which at least one looks at other frames."""
 
     def __init__(self, segmenter: Segmenter, clock: Clock) -> None:
         if segmenter.tile is not None:
@@ -110,49 +109,48 @@ class Windows:
         ]
         self.reach = max(frame_reach(model.mean_field) for model in segmenter.models)
 
-    def __call__(self, frames: Iterator[Linked]) -> Labelled:
-        """Each frame with its labels, `reach` + STEP - 1 frames late."""
-        held: list[_Held] = []
-        done = 0  # so many at the beginning have their labels, and are there for those after them
-        for item in frames:
-            with self.clock("network"):
-                held.append(self._seen(item))
-            if len(held) == done + STEP + self.reach:
-                yield from self._labelled(held, slice(done, done + STEP))
-                drop = max(0, done + STEP - self.reach)
-                held, done = held[drop:], done + STEP - drop
-        if len(held) > done:
-            yield from self._labelled(held, slice(done, len(held)))
+    def __call__(self, frames: Iterator[LinkedFrame]) -> Segmented:
+        """Yield each frame with its result, up to `reach` + FRAMES_PER_WINDOW - 1 frames late."""
+        for results in map(self._label, windows(map(self._see, frames), self.reach, FRAMES_PER_WINDOW)):
+            yield from results
 
     @torch.inference_mode()
-    def _seen(self, item: Linked) -> _Held:
-        small = np.ascontiguousarray(self.segmenter.shrunk(item.frame.image).transpose(2, 0, 1))
-        picture = torch.from_numpy(small)[None].to(self.segmenter.device)
-        images = [member.image(picture) for member in self.members]
-        maps = [member.see(image) for member, image in zip(self.members, images, strict=True)]
-        return _Held(item.frame, item.flow, (picture.shape[2], picture.shape[3]), images, maps)
+    def _see(self, linked: LinkedFrame) -> _SeenFrame:
+        """Run the networks on one frame."""
+        with self.clock("network"):
+            shrunk = np.ascontiguousarray(self.segmenter.shrunk(linked.frame.image).transpose(2, 0, 1))
+            image = torch.from_numpy(shrunk)[None].to(self.segmenter.device)
+            images = [member.prepare(image) for member in self.members]
+            log_ps = [member.log_probabilities(view) for member, view in zip(self.members, images, strict=True)]
+        return _SeenFrame(linked, (image.shape[2], image.shape[3]), images, log_ps)
 
-    def _labelled(self, held: Sequence[_Held], wanted: slice) -> Labelled:
+    def _label(self, window: Window[_SeenFrame]) -> list[tuple[LinkedFrame, Segmentation]]:
+        """Run the mean field, and give the wanted frames their labels."""
+        results = []
         with self.clock("mrf"):
-            found = self._average(held, wanted)
-            made = [
-                enlarged_labels(one, *held_one.frame.image.shape[:2])
-                for one, held_one in zip(found, held[wanted], strict=True)
-            ]
-        for (labels, confidence), one in zip(made, held[wanted], strict=True):
-            item = Linked(one.frame, one.flow)
-            yield item, Segmentation(labels, confidence, one.frame.image, self.segmenter.labels)
+            for seen, q in zip(window.wanted, self._average(window), strict=True):
+                image = seen.linked.frame.image
+                labels, confidence = enlarged_labels(q, *image.shape[:2])
+                results.append((seen.linked, Segmentation(labels, confidence, image, self.segmenter.labels)))
+        return results
 
     @torch.inference_mode()
-    def _average(self, held: Sequence[_Held], wanted: slice) -> Tensor:
-        links = [one.flow for one in held[1:]]
-        flow = join([link for link in links if link is not None]) if links and None not in links else None
+    def _average(self, window: Window[_SeenFrame]) -> Tensor:
+        """Probabilities (T, L, h, w) of the wanted frames, averaged over the members."""
+        flow, size = _flow_of(window.frames), window.frames[0].size
         total: Tensor | None = None
-        for number, member in enumerate(self.members):
-            images, maps = [one.images[number] for one in held], [one.maps[number] for one in held]
-            found = member.probabilities(images, maps, flow, wanted)
-            if found.shape[2:] != held[0].size:
-                found = functional.interpolate(found, held[0].size, mode="bilinear")
-            total = found if total is None else total + found
-        assert total is not None  # there is a model
+        for index, member in enumerate(self.members):
+            images = [seen.images[index] for seen in window.frames]
+            log_ps = [seen.log_ps[index] for seen in window.frames]
+            q = member.probabilities(images, log_ps, flow, window.inner)
+            if q.shape[2:] != size:
+                q = functional.interpolate(q, size, mode="bilinear")
+            total = q if total is None else total + q
+        assert total is not None  # there is at least one model
         return total / len(self.members)
+
+
+def _flow_of(frames: Sequence[_SeenFrame]) -> Flow | None:
+    """The flow of a window; None for a single frame, or where flow is not wanted."""
+    flows = [seen.linked.flow for seen in frames[1:] if seen.linked.flow is not None]
+    return join(flows) if flows else None
