@@ -64,13 +64,13 @@ build(kernels.feature_pull, {**tile, "ADD": True}, halves=["queries", "keys"], i
 """
 CONTEXTS = """
 from deepmrf.ops.contexts import gpu_kernels as kernels
-for mode, chunk in (("minimum", 0), ("softmax", 16)):
+for minimum, chunk in ((True, 0), (False, 16)):
     build(
         kernels.correlate,
-        {"OUTPUTS": 21, "LABELS": 21, "K": 5, "GROUP": 1, "CHANNELS": 64, "SHIFTS": 1, "STEPS_ROW": 9, "STEPS": 81,
-         "BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "LOG": 4, "GROUPS": 1, "MODE": mode, "TMA_A": False,
-         "TMA_B": False, "STAGES": 3, "CHUNK": chunk},
-        halves=["buffer", "packed", "a_desc", "b_desc"], wholes=["bits_x", "bits_w"], bytes=["active"],
+        {"OUTPUTS": 21, "LABELS": 21, "K": 5 if minimum else 1, "GROUP": 1, "CHANNELS": 64, "SHIFTS": 1, "STEPS_ROW": 9,
+         "STEPS": 81, "BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "LOG": 4, "GROUPS": 1, "MINIMUM": minimum,
+         "STAGES": 3, "CHUNK": chunk},
+        halves=["buffer", "packed"], wholes=["bits_x", "bits_w"], bytes=["active"],
         integers=["height", "width", "rows_in", "columns_in", "tiles"],
     )
 """

@@ -6,17 +6,18 @@ This module does not import Triton: the modules gpu_kernels.py and launch_kernel
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from deepmrf.ops.window import Reach, reaches
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What the kernels take; they compute in float32 or, in matrix products, in scaled float16."""
@@ -43,10 +44,17 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device: make it the tensor's."""
-    elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
-    return torch.cuda.device(x.device) if elsewhere else contextlib.nullcontext()
+def on_device(function: Function) -> Function:
+    """Make the device of the function's first tensor the current one, on which Triton launches."""
+
+    @functools.wraps(function)
+    def wrapped(x: Tensor, *arguments: Any) -> Any:
+        if not x.is_cuda or x.device.index == torch.cuda.current_device():
+            return function(x, *arguments)
+        with torch.cuda.device(x.device):
+            return function(x, *arguments)
+
+    return cast(Function, wrapped)
 
 
 def power_of_two(size: int) -> int:

@@ -1,4 +1,4 @@
-"""Triton kernels of contexts_triton.py, which says what is laid out where; import this module only when they run."""
+"""The Triton kernels of contexts/gpu.py, which says what is laid out where; import this module only when they run."""
 # mypy: ignore-errors
 # ruff: noqa: SIM108 (a branch on a constant leaves the other side uncompiled)
 
@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from deepmrf.ops.launch_kernels import raise_bits
 
 
 @triton.jit
@@ -20,30 +22,13 @@ def _power(bits):
 
 
 @triton.jit
-def _raise(bits, found):
-    """The larger of what is there and found (>= 0), by bits: whole numbers in the same order, whoever comes first."""
-    tl.atomic_max(bits, tl.max(found, 0).to(tl.int32, bitcast=True), sem="relaxed")
-
-
-@triton.jit
-def largest(x, bits, size, EACH: tl.constexpr, BLOCK: tl.constexpr):
-    """The bits of the largest magnitude, as a float32."""
-    start = tl.program_id(0).to(tl.int64) * EACH
-    found = tl.zeros((BLOCK,), tl.float32)
-    for i in tl.static_range(0, EACH, BLOCK):
-        at = start + i + tl.arange(0, BLOCK)
-        found = tl.maximum(found, tl.abs(tl.load(x + at, mask=at < size, other=0).to(tl.float32)))
-    _raise(bits, found)
-
-
-@triton.jit
-def _split(value, copy, HALF: tl.constexpr, COPIES: tl.constexpr, LOW: tl.constexpr):
-    """value rounded to half, or, in the copy LOW, what the rounding lost."""
-    high = value.to(HALF)
+def _split(value, copy, COPIES: tl.constexpr, LOW: tl.constexpr):
+    """value rounded to float16, or, in the copy LOW, what the rounding lost."""
+    high = value.to(tl.float16)
     if COPIES == 1:
         result = high
     else:
-        result = tl.where(copy == LOW, (value - high.to(tl.float32)).to(HALF), high)
+        result = tl.where(copy == LOW, (value - high.to(tl.float32)).to(tl.float16), high)
     return result
 
 
@@ -74,7 +59,7 @@ def rows(
     if K > 0:
         chosen = tl.load(active + at, mask=ok, other=0).to(tl.int32)
         value = tl.where(chosen == (c % EACH % K)[:, None], value, 0.0)
-    half = _split(value, copy[:, None], buffer.dtype.element_ty, COPIES, 1)
+    half = _split(value, copy[:, None], COPIES, 1)
     first = line.to(tl.int64) * columns_in
     to = buffer + first * CHANNELS + (column[:, None] * CHANNELS + c[None, :])
     here = (column < columns_in) & (first + column < pixels)
@@ -88,7 +73,7 @@ def filters(
     GROUP: tl.constexpr, CHANNELS: tl.constexpr, STEPS_ROW: tl.constexpr, STEPS: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, ADJOINT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """weight (LABELS * K, LABELS, TALL, WIDE) to (output groups, steps, BLOCK_N, BLOCK_K); see contexts_triton.py."""
+    """weight (LABELS * K, LABELS, TALL, WIDE) to (output groups, steps, BLOCK_N, BLOCK_K)."""
     scale, _ = _power(bits)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     within = e % BLOCK_K
@@ -120,7 +105,7 @@ def filters(
         ok = ok & (slot < A * K) & (label < LABELS) & (tap_x < WIDE)
     at = ((to_pattern * LABELS + from_label) * TALL + tap_y) * WIDE + tap_x
     value = tl.load(weight + at, mask=ok, other=0).to(tl.float32) * scale
-    tl.store(packed + e, _split(value, copy, packed.dtype.element_ty, COPIES, 2), mask=e < size)
+    tl.store(packed + e, _split(value, copy, COPIES, 2), mask=e < size)
 
 
 @triton.jit
@@ -157,38 +142,32 @@ def _smallest(
 
 
 @triton.jit
-def _operands(
-    a_ptrs, b_ptrs, a_desc, b_desc, first, step, group, columns_in,
-    GROUP: tl.constexpr, CHANNELS: tl.constexpr, SHIFTS: tl.constexpr, STEPS_ROW: tl.constexpr, STEPS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TMA_A: tl.constexpr, TMA_B: tl.constexpr,
+def _multiply(
+    acc, a_ptrs, b_ptrs, start, stop, columns_in, GROUP: tl.constexpr, CHANNELS: tl.constexpr, STEPS_ROW: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """What a step multiplies: (BLOCK_M, BLOCK_K) of the buffer and (BLOCK_N, BLOCK_K) of the filters."""
-    down = step // STEPS_ROW * GROUP * columns_in
-    along = step % STEPS_ROW * BLOCK_K
-    if TMA_A:
-        pixel = first.to(tl.int32) + down
-        a = a_desc.load([pixel // SHIFTS, pixel % SHIFTS * CHANNELS + along])
-    else:
+    """acc plus steps start .. stop - 1: (BLOCK_M, BLOCK_K) of the buffer times (BLOCK_N, BLOCK_K) of the filters."""
+    for step in tl.range(start, stop, num_stages=STAGES):
+        down = step // STEPS_ROW * GROUP * columns_in
+        along = step % STEPS_ROW * BLOCK_K
         a = tl.load(a_ptrs + (down * CHANNELS + along))
-    if TMA_B:
-        b = b_desc.load([(group * STEPS + step) * BLOCK_N, 0])
-    else:
         b = tl.load(b_ptrs + step * (BLOCK_N * BLOCK_K))
-    return a, b
+        acc = tl.dot(a, b.T, acc)
+    return acc
 
 
 @triton.jit
 def correlate(
-    buffer, packed, a_desc, b_desc, bits_x, bits_w, bias, log_p, out, active,
-    height, width, rows_in, columns_in, tiles,
+    buffer, packed, bits_x, bits_w, bias, out, active, height, width, rows_in, columns_in, tiles,
     OUTPUTS: tl.constexpr, LABELS: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr,
     SHIFTS: tl.constexpr, STEPS_ROW: tl.constexpr, STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, LOG: tl.constexpr, GROUPS: tl.constexpr, MODE: tl.constexpr,
-    TMA_A: tl.constexpr, TMA_B: tl.constexpr, STAGES: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr, LOG: tl.constexpr, GROUPS: tl.constexpr, MINIMUM: tl.constexpr, STAGES: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The products of every stretch of the buffer with the filters, and what follows them by MODE.
+    """The products of every stretch of the buffer with the filters, to out.
 
-    "minimum": out and active; "softmax": log_softmax(log_p - minimum) to out; "sum": the plain outputs to out.
+    MINIMUM: with the bias, the minimum over K to out, and which one it is to active.
+    CHUNK: steps that matrix units sum by themselves; 0 for all of them.
     """
     group = tl.program_id(0) % GROUPS
     tile = tl.program_id(0) // GROUPS
@@ -202,78 +181,39 @@ def correlate(
     b_ptrs = packed + group * (STEPS * BLOCK_N * BLOCK_K) + (n[:, None] * BLOCK_K + k[None, :])
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if CHUNK == 0:
-        for step in tl.range(0, STEPS, num_stages=STAGES):
-            a, b = _operands(
-                a_ptrs, b_ptrs, a_desc, b_desc, first, step, group, columns_in, GROUP, CHANNELS, SHIFTS, STEPS_ROW,
-                STEPS, BLOCK_N, BLOCK_K, TMA_A, TMA_B,
-            )  # fmt: skip
-            acc = tl.dot(a, b.T, acc)
+        acc = _multiply(
+            acc, a_ptrs, b_ptrs, 0, STEPS, columns_in, GROUP, CHANNELS, STEPS_ROW, BLOCK_N, BLOCK_K, STAGES
+        )  # fmt: skip
     else:
         # Matrix units cut off what does not fit a sum instead of rounding it: long sums are made of short ones.
         for start in range(0, STEPS, CHUNK):
-            part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            for step in tl.range(start, tl.minimum(start + CHUNK, STEPS), num_stages=STAGES):
-                a, b = _operands(
-                    a_ptrs, b_ptrs, a_desc, b_desc, first, step, group, columns_in, GROUP, CHANNELS, SHIFTS, STEPS_ROW,
-                    STEPS, BLOCK_N, BLOCK_K, TMA_A, TMA_B,
-                )  # fmt: skip
-                part = tl.dot(a, b.T, part)
-            acc += part
+            acc += _multiply(
+                tl.zeros((BLOCK_M, BLOCK_N), tl.float32), a_ptrs, b_ptrs, start, tl.minimum(start + CHUNK, STEPS),
+                columns_in, GROUP, CHANNELS, STEPS_ROW, BLOCK_N, BLOCK_K, STAGES,
+            )  # fmt: skip
 
     _, down_x = _power(bits_x)
     _, down_w = _power(bits_w)
     scale = down_x * down_w
     p = (m0 + m) * SHIFTS
     A: tl.constexpr = BLOCK_N // 8 // K
-    eight = tl.arange(0, 8)
-    if MODE == "softmax":
-        y = p // columns_in
-        x = p % columns_in
-        here = (y < height) & (x < width)
-        at = (image.to(tl.int64) * LABELS * height + y) * width + x
-        top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK_M,), tl.float32)
-        for a_slot in tl.static_range(A):
-            if a_slot * 8 < OUTPUTS:
-                label = a_slot * 8 + eight
-                ok = here[:, None] & (label < OUTPUTS)[None, :]
-                best, _ = _smallest(acc, bias, scale, label, label < OUTPUTS, a_slot, K, BLOCK_M, BLOCK_N, LOG, True)
-                to = at[:, None] + label[None, :].to(tl.int64) * (height * width)
-                z = tl.load(log_p + to, mask=ok, other=float("-inf")).to(tl.float32) - best
-                # A row outside the image stays finite: its numbers are never stored.
-                z = tl.where(here[:, None], z, 0.0)
-                higher = tl.maximum(top, tl.max(z, 1))
-                total = total * tl.exp(top - higher) + tl.sum(tl.exp(z - higher[:, None]), 1)
-                top = higher
-        norm = top + tl.log(total)
-        for a_slot in tl.static_range(A):
-            if a_slot * 8 < OUTPUTS:
-                label = a_slot * 8 + eight
-                ok = here[:, None] & (label < OUTPUTS)[None, :]
-                best, _ = _smallest(acc, bias, scale, label, label < OUTPUTS, a_slot, K, BLOCK_M, BLOCK_N, LOG, True)
-                to = at[:, None] + label[None, :].to(tl.int64) * (height * width)
-                z = tl.load(log_p + to, mask=ok, other=0).to(tl.float32) - best - norm[:, None]
-                tl.store(out + to, z.to(out.dtype.element_ty), mask=ok)
-    else:
-        for a_slot in tl.static_range(A):
-            output = (group * A + a_slot) * 8 + eight
-            valid = output < OUTPUTS
-            label = output % LABELS
-            best, which = _smallest(
-                acc, bias, scale, output, valid, a_slot, K, BLOCK_M, BLOCK_N, LOG, MODE == "minimum"
-            )  # fmt: skip
-            if SHIFTS == 1:  # divisions by pixel only
-                y = (p // columns_in)[:, None]
-                x = (p % columns_in)[:, None]
-            else:
-                pixel = p[:, None] + (output // LABELS)[None, :]
-                y = pixel // columns_in
-                x = pixel % columns_in
-            ok = valid[None, :] & (y < height) & (x < width)
-            to = (image.to(tl.int64) * LABELS + label[None, :]) * (height * width) + (y * width + x)
-            tl.store(out + to, best.to(out.dtype.element_ty), mask=ok)
-            if MODE == "minimum":
-                tl.store(active + to, which.to(tl.uint8), mask=ok)
+    for a_slot in tl.static_range(A):
+        output = (group * A + a_slot) * 8 + tl.arange(0, 8)
+        valid = output < OUTPUTS
+        label = output % LABELS
+        best, which = _smallest(acc, bias, scale, output, valid, a_slot, K, BLOCK_M, BLOCK_N, LOG, MINIMUM)
+        if SHIFTS == 1:  # divisions by pixel only
+            y = (p // columns_in)[:, None]
+            x = (p % columns_in)[:, None]
+        else:
+            pixel = p[:, None] + (output // LABELS)[None, :]
+            y = pixel // columns_in
+            x = pixel % columns_in
+        ok = valid[None, :] & (y < height) & (x < width)
+        to = (image.to(tl.int64) * LABELS + label[None, :]) * (height * width) + (y * width + x)
+        tl.store(out + to, best.to(out.dtype.element_ty), mask=ok)
+        if MINIMUM:
+            tl.store(active + to, which.to(tl.uint8), mask=ok)
 
 
 @triton.jit
@@ -310,12 +250,12 @@ def filter_gradient(
 def bias_gradient(
     grad, active, out, bits, size, LABELS: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Sums of grad over each stretch of an image, apart for each label and active pattern; and grad's `largest`."""
+    """Sums of grad over each stretch of an image, one per label and active pattern; raises `bits` to |grad|."""
     line = tl.program_id(0)  # image * LABELS + label
     start = tl.program_id(1) * EACH
     base = line.to(tl.int64) * size
     part = line // LABELS * tl.num_programs(1) + tl.program_id(1)
-    found = tl.zeros((BLOCK,), tl.float32)
+    magnitudes = tl.zeros((BLOCK,), tl.float32)
     totals = ()
     for _ in tl.static_range(K):
         totals = totals + (tl.zeros((BLOCK,), tl.float32),)
@@ -323,11 +263,11 @@ def bias_gradient(
         at = start + i + tl.arange(0, BLOCK)
         value = tl.load(grad + base + at, mask=at < size, other=0).to(tl.float32)
         chosen = tl.load(active + base + at, mask=at < size, other=0).to(tl.int32)
-        found = tl.maximum(found, tl.abs(value))
-        fresh = ()
+        magnitudes = tl.maximum(magnitudes, tl.abs(value))
+        sums = ()
         for k in tl.static_range(K):
-            fresh = fresh + (totals[k] + tl.where(chosen == k, value, 0.0),)
-        totals = fresh
+            sums = sums + (totals[k] + tl.where(chosen == k, value, 0.0),)
+        totals = sums
     for k in tl.static_range(K):
         tl.store(out + (part.to(tl.int64) * LABELS + line % LABELS) * K + k, tl.sum(totals[k], 0))
-    _raise(bits, found)
+    raise_bits(bits, magnitudes)

@@ -192,6 +192,7 @@ def _launch(
     )  # fmt: skip
 
 
+@on_device
 def _forward(
     q: Tensor,
     features: Tensor,
@@ -204,14 +205,14 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     q = q.contiguous()
     plan = make_plan(q.shape, features.shape[1], tuple(window), "forward", q.device)
-    with on_device(q):
-        out = torch.empty_like(q if frame == ALL else q.select(2, frame), memory_format=torch.contiguous_format)
-        kept = torch.empty_like(out) if keep else q.new_empty(0)
-        shifted = _shifted(features, plan)
-        _launch(plan, q, q, shifted, weights.contiguous(), spacing, gate, out, kept, out, keep=keep, frame=frame)
+    out = torch.empty_like(q if frame == ALL else q.select(2, frame), memory_format=torch.contiguous_format)
+    kept = torch.empty_like(out) if keep else q.new_empty(0)
+    shifted = _shifted(features, plan)
+    _launch(plan, q, q, shifted, weights.contiguous(), spacing, gate, out, kept, out, keep=keep, frame=frame)
     return out, kept
 
 
+@on_device
 def _backward(
     grad: Tensor,
     kept: Tensor,
@@ -225,17 +226,16 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, grad, kept, weights = q.contiguous(), grad.contiguous(), kept.contiguous(), weights.contiguous()
     plan = make_plan(q.shape, features.shape[1], tuple(window), "backward", q.device)
-    with on_device(q):
-        grad_q = torch.empty_like(q)
-        programs = q.shape[0] * plan.window.sizes[0] * plan.groups * plan.strips
-        partials = torch.empty((programs, 3), dtype=torch.float32, device=q.device)
-        shifted = _shifted(features, plan)
-        _launch(plan, grad, q, shifted, weights, spacing, gate, grad_q, kept, partials, back=True)
-        grad_weights = partials.sum(0, dtype=torch.float64).to(weights.dtype)
-        if features_too:
-            grad_features = _feature_gradient(grad, q, shifted[0], weights, window, gate).view(features.shape)
-        else:
-            grad_features = q.new_empty(0, dtype=accumulator(q))
+    grad_q = torch.empty_like(q)
+    programs = q.shape[0] * plan.window.sizes[0] * plan.groups * plan.strips
+    partials = torch.empty((programs, 3), dtype=torch.float32, device=q.device)
+    shifted = _shifted(features, plan)
+    _launch(plan, grad, q, shifted, weights, spacing, gate, grad_q, kept, partials, back=True)
+    grad_weights = partials.sum(0, dtype=torch.float64).to(weights.dtype)
+    if features_too:
+        grad_features = _feature_gradient(grad, q, shifted[0], weights, window, gate).view(features.shape)
+    else:
+        grad_features = q.new_empty(0, dtype=accumulator(q))
     return grad_q, grad_features, grad_weights
 
 

@@ -163,6 +163,7 @@ class _Problem:
         return result
 
 
+@on_device
 def _forward(
     q: Tensor,
     features: Tensor,
@@ -174,13 +175,13 @@ def _forward(
     keep: bool,
     frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
-    with on_device(q):
-        x = q.contiguous()
-        problem = _Problem(x, features, bandwidths, window, spacing)
-        out, kept, _ = problem.sums(problem.pack(x, features_too=True), weights.contiguous(), gate, keep, frame=frame)
+    x = q.contiguous()
+    problem = _Problem(x, features, bandwidths, window, spacing)
+    out, kept, _ = problem.sums(problem.pack(x, features_too=True), weights.contiguous(), gate, keep, frame=frame)
     return out, kept
 
 
+@on_device
 def _backward(
     grad: Tensor,
     kept: Tensor,
@@ -195,21 +196,20 @@ def _backward(
     frame: int = ALL,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # With `frame`, grad is zero in the other frames; all pixels are summed all the same.
-    with on_device(q):
-        x, g = q.contiguous(), grad.contiguous()
-        problem = _Problem(x, features, bandwidths, window, spacing)
-        pulled = problem.pack(g.to(torch.float32) * x if gate else g, features_too=True)
-        before_gate = kept.contiguous() if gate else None
-        grad_q, _, partials = problem.sums(pulled, weights.contiguous(), gate, grad=g, kept=before_gate)
-        total, by_colour, by_place, bias = partials.sum(0, dtype=torch.float64).to(torch.float32)
-        w, (a, b) = weights[0].to(torch.float32), bandwidths.to(torch.float32)
-        # Exponents were summed, |I_j - I_z|^2 / 2 a^2 in units of log 2.
-        grad_bandwidths = torch.stack([by_colour / a, by_place / b]) * (2 * math.log(2) * w)
-        if features_too:
-            scale = w / a * -math.sqrt(2 * math.log(2))  # -w / a^2, and I' is I times sqrt(0.5 / log 2) / a
-            grad_features = (problem.feature_pull(pulled, problem.pack(x, features_too=False)) * scale).to(q.dtype)
-        else:
-            grad_features = q.new_empty(0, dtype=torch.float32)
+    x, g = q.contiguous(), grad.contiguous()
+    problem = _Problem(x, features, bandwidths, window, spacing)
+    pulled = problem.pack(g.to(torch.float32) * x if gate else g, features_too=True)
+    before_gate = kept.contiguous() if gate else None
+    grad_q, _, partials = problem.sums(pulled, weights.contiguous(), gate, grad=g, kept=before_gate)
+    total, by_colour, by_place, bias = partials.sum(0, dtype=torch.float64).to(torch.float32)
+    w, (a, b) = weights[0].to(torch.float32), bandwidths.to(torch.float32)
+    # Exponents were summed, |I_j - I_z|^2 / 2 a^2 in units of log 2.
+    grad_bandwidths = torch.stack([by_colour / a, by_place / b]) * (2 * math.log(2) * w)
+    if features_too:
+        scale = w / a * -math.sqrt(2 * math.log(2))  # -w / a^2, and I' is I times sqrt(0.5 / log 2) / a
+        grad_features = (problem.feature_pull(pulled, problem.pack(x, features_too=False)) * scale).to(q.dtype)
+    else:
+        grad_features = q.new_empty(0, dtype=torch.float32)
     return (
         grad_q,
         grad_features,
