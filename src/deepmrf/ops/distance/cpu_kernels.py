@@ -4,7 +4,7 @@
 
 Every map under a Box becomes a row of column sums over the window's rows: the next row enters, the last one leaves.
 Sums of K_m[j] * S_m[j] along the row then follow, S_m being the running sums of the column sums. Eight labels share
-each of these operations, and the pixels' factors: distance_numba_lanes.py. Going forward, colour and position share
+each of these operations, and the pixels' factors: cpu_sums.py. Going forward, colour and position share
 their squared lengths too, weighted; going back, the gradients to the weights want them apart.
 Everything is summed in float64: after values around 255 have left a sum, what remains must still be exact.
 
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.ops import vectors as numba_vectors
-from deepmrf.ops.distance import cpu_blocks as distance_numba_blocks
-from deepmrf.ops.distance import cpu_lanes as distance_numba_lanes
-from deepmrf.ops.distance.cpu_blocks import finish_backward, finish_forward, finish_pull, read_factors
-from deepmrf.ops.distance.cpu_lanes import BLOCK, gain, lose, move
+from deepmrf.ops.distance import cpu_rows
+from deepmrf.ops.distance import cpu_sums
+from deepmrf.ops.distance.cpu_rows import finish_backward, finish_forward, finish_pull, read_factors
+from deepmrf.ops.distance.cpu_sums import BLOCK, gain, lose, move
 from deepmrf.ops.jobs import compiled, compiled_from
 from deepmrf.ops.vectors import LANES, lanes_to_rows, products_to_lanes, rows_to_lanes
 
@@ -42,7 +42,7 @@ def aligned(size: int) -> Array:
     return whole[skip : skip + size]
 
 
-@compiled_from(numba_vectors, distance_numba_lanes, distance_numba_blocks)
+@compiled_from(numba_vectors, cpu_sums, cpu_rows)
 def job(
     norms: tuple[int, ...],
     channels: tuple[int, ...],

@@ -1,6 +1,6 @@
 """What the distance kernel does to blocks of pixels in rows: their factors before a pass, the results after it.
 
-Shapes are those of distance_numba_lanes.py; lines (results, LANES, BLOCK) are its results with lanes turned to rows.
+Shapes are those of cpu_sums.py; lines (results, LANES, BLOCK) are its results with lanes turned to rows.
 Maps (L, R, W) are taken from the place `at` of their first label; a label lies `step` after the one before.
 
 This module imports numba: import it on first use only.
@@ -14,7 +14,7 @@ from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from deepmrf.ops.distance.cpu_lanes import BLOCK
+from deepmrf.ops.distance.cpu_sums import BLOCK
 from deepmrf.ops.vectors import AHEAD, LANES, Vectors, along
 
 ROW = LANES * BLOCK
