@@ -149,14 +149,14 @@ class Case:
         features = torch.rand(shape[0], 3, *shape[2:], device="cuda") * 255
         if kind == "distance":
             self.inputs = [q, features, torch.tensor([1e-3, 0.5, 0.1], device="cuda")]
-            self.triton, self.torch = distance_gpu.IMPLEMENTATION, distance.IMPLEMENTATIONS[-1]
+            self.triton, self.torch = distance_gpu.IMPLEMENTATION, distance.operator.torch
             if dtype == torch.float16:  # sums of 255^2 over a window do not fit
                 self.inputs[1] = features / 255
                 self.inputs[2] = torch.tensor([1.0, 1e-3, 0.1], device="cuda")
         else:
             weights, bandwidths = torch.tensor([0.5, 0.1], device="cuda"), torch.tensor([60.0, 20.0], device="cuda")
             self.inputs = [q, features, weights, bandwidths]
-            self.triton, self.torch = gaussian_gpu.IMPLEMENTATION, gaussian.IMPLEMENTATIONS[-1]
+            self.triton, self.torch = gaussian_gpu.IMPLEMENTATION, gaussian.operator.torch
         self.rest = (sides, (1.0,) * dims, gate)
         self.grad = (torch.randn(shape, device="cuda") + 0.5).to(dtype)  # not centred: sums of it are not small by luck
 

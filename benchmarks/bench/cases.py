@@ -18,7 +18,6 @@ from benchmarks.bench.inputs import make_inputs
 from deepmrf import ops
 from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, dense_crf
 from deepmrf.ops import contexts, distance, gaussian
-from deepmrf.ops.registry import Implementation, choose
 
 Kind = Literal["distance", "gaussian", "step", "compressed", "dense_crf", "direct_loop", "unfolded_crf", "pydensecrf2"]
 Call = Callable[[], object]
@@ -119,12 +118,12 @@ def _chosen(case: Case, layer: torch.nn.Module, q: Tensor, image: Tensor) -> str
     """The implementations that run, as the operators choose them: "numba", or "numba, torch" for b12 and b13."""
     window: Sequence[int] = [case.window, case.window]
     weights = q.new_ones(3, dtype=torch.float32)
-    table: list[Implementation] = (gaussian if case.kind in ("gaussian", "dense_crf") else distance).IMPLEMENTATIONS
+    penalty = (gaussian if case.kind in ("gaussian", "dense_crf") else distance).operator
     with ops.use(case.implementation):
-        names = [choose(table, q, image, weights, window).name]
+        names = [penalty.choose(q, image, weights, window).name]
         if case.kind == "step" and isinstance(layer, MeanField) and layer.label_contexts is not None:
             own = layer.label_contexts
-            names.append(choose(contexts.IMPLEMENTATIONS, q, own.weight, own.bias, own.contexts).name)
+            names.append(contexts.operator.choose(q, own.weight, own.contexts).name)
     return ", ".join(dict.fromkeys(names))
 
 

@@ -94,11 +94,12 @@ def test_any_number_of_features(channels, by_hand, agree):
     agree(ops.distance_penalty(q, features, weights, (4, 3), gate=False), 0.7 * colour + 0.3 * position)
 
 
-def test_sums_come_apart(by_hand, agree):
+@pytest.mark.parametrize("weights", [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0)])
+def test_colour_and_position_apart(weights, by_hand, agree):
     q, features = make((5, 6))
-    expected = by_hand(q, features, (3, 4), (1.0, 2.0))
-    for actual, wanted in zip(ops.distance_sums(q, features, (3, 4), (1.0, 2.0)), expected, strict=True):
-        agree(actual, wanted)
+    colour, position = by_hand(q, features, (3, 4), (1.0, 2.0))
+    given = torch.tensor(weights, dtype=torch.float64)
+    agree(ops.distance_penalty(q, features, given, (3, 4), (1.0, 2.0), gate=False), colour if weights[0] else position)
 
 
 def test_dtype_and_device_are_kept(device, dtype, agree):

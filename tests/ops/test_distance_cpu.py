@@ -6,19 +6,15 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from deepmrf.ops import jobs as numba_support
-from deepmrf.ops import registry as backends
-from deepmrf.ops.distance import cpu as distance_numba
+from deepmrf.ops import jobs
 from deepmrf.ops.distance import distance_penalty_reference
 from deepmrf.ops.distance.cpu import IMPLEMENTATION
-from deepmrf.ops.jobs import compiled_from
 from deepmrf.ops.window import box_sum, reaches
 
 pytest.importorskip("numba")
@@ -60,9 +56,9 @@ def test_result_and_every_gradient_agree_with_the_equation(size, window, spacing
     grad = draw(*expected.shape, seed=2) - 0.5
     expected_gradients = torch.autograd.grad(expected, inputs, grad, allow_unused=True)
 
-    out, kept = IMPLEMENTATION.forward(q, image, WEIGHTS, window, spacing, gate, True)
+    out, ungated = IMPLEMENTATION.forward(q, image, WEIGHTS, window, spacing, gate, True)
     assert_close(out, expected.detach(), rtol=1e-10, atol=1e-11)
-    gradients = IMPLEMENTATION.backward(grad, kept, q, image, WEIGHTS, window, spacing, gate, True)
+    gradients = IMPLEMENTATION.backward(grad, ungated, q, image, WEIGHTS, window, spacing, gate, True)
     for name, got, wanted in zip(("q", "features", "weights"), gradients, expected_gradients, strict=True):
         wanted = torch.zeros_like(got) if wanted is None else wanted
         assert_close(got, wanted, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"gradient to {name}: {m}")
@@ -70,7 +66,7 @@ def test_result_and_every_gradient_agree_with_the_equation(size, window, spacing
     alone, nothing = IMPLEMENTATION.forward(q, image, WEIGHTS, window, spacing, gate, False)
     assert_close(alone, out)
     assert nothing.shape == (0,)
-    without = IMPLEMENTATION.backward(grad, kept, q, image, WEIGHTS, window, spacing, gate, False)
+    without = IMPLEMENTATION.backward(grad, ungated, q, image, WEIGHTS, window, spacing, gate, False)
     assert without[1].shape == (0,)
     assert_close(without[0], gradients[0])
 
@@ -82,8 +78,8 @@ def test_float32_stays_exact_where_the_image_jumps_from_0_to_255():
     weights = torch.tensor([1.0, 0.01, 0.0], dtype=torch.float64)
     q32, image32 = q.float(), image.float()
     expected = distance_penalty_reference(q32.double(), image32.double(), weights, (11, 11), (1.0, 1.0), True)
-    out, kept = IMPLEMENTATION.forward(q32, image32, weights.float(), (11, 11), (1.0, 1.0), True, True)
-    assert out.dtype == kept.dtype == torch.float32
+    out, ungated = IMPLEMENTATION.forward(q32, image32, weights.float(), (11, 11), (1.0, 1.0), True, True)
+    assert out.dtype == ungated.dtype == torch.float32
     assert_close(out.double(), expected, rtol=1e-6, atol=0)
 
 
@@ -91,11 +87,11 @@ def test_float32_stays_exact_where_the_image_jumps_from_0_to_255():
 def test_half_precisions_are_computed_in_float32_and_returned_as_they_came(dtype):
     q, image = draw(1, 3, 12, 13).to(dtype), draw(1, 3, 12, 13, seed=1).to(dtype)
     expected = distance_penalty_reference(q.double(), image.double(), WEIGHTS, (5, 5), (1.0, 1.0), True)
-    out, kept = IMPLEMENTATION.forward(q, image, WEIGHTS.float(), (5, 5), (1.0, 1.0), True, True)
-    assert out.dtype == kept.dtype == dtype
+    out, ungated = IMPLEMENTATION.forward(q, image, WEIGHTS.float(), (5, 5), (1.0, 1.0), True, True)
+    assert out.dtype == ungated.dtype == dtype
     tolerance = torch.finfo(dtype).eps
     assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
-    got = IMPLEMENTATION.backward(out, kept, q, image, WEIGHTS.float(), (5, 5), (1.0, 1.0), True, True)
+    got = IMPLEMENTATION.backward(out, ungated, q, image, WEIGHTS.float(), (5, 5), (1.0, 1.0), True, True)
     assert [x.dtype for x in got] == [dtype, dtype, torch.float32]
 
 
@@ -114,13 +110,13 @@ def test_inputs_need_not_be_contiguous():
     q, image = draw(14, 13, 2, 3).permute(2, 3, 1, 0), draw(2, 13, 28, 3, seed=1).permute(0, 3, 1, 2)[..., ::2]
     grad = draw(1, 1, 13, 1, seed=2).expand(q.shape)
     arguments = (WEIGHTS, (5, 4), (1.0, 1.0), True)
-    out, kept = IMPLEMENTATION.forward(q, image, *arguments, True)
-    wanted, wanted_kept = IMPLEMENTATION.forward(q.contiguous(), image.contiguous(), *arguments, True)
+    out, ungated = IMPLEMENTATION.forward(q, image, *arguments, True)
+    wanted, wanted_ungated = IMPLEMENTATION.forward(q.contiguous(), image.contiguous(), *arguments, True)
     assert out.is_contiguous()
     assert_close(out, wanted, rtol=0, atol=0)
-    got = IMPLEMENTATION.backward(grad, kept, q, image, *arguments, True)
+    got = IMPLEMENTATION.backward(grad, ungated, q, image, *arguments, True)
     plain = IMPLEMENTATION.backward(
-        grad.contiguous(), wanted_kept, q.contiguous(), image.contiguous(), *arguments, True
+        grad.contiguous(), wanted_ungated, q.contiguous(), image.contiguous(), *arguments, True
     )
     assert_close(got, plain, rtol=0, atol=0)
 
@@ -128,9 +124,9 @@ def test_inputs_need_not_be_contiguous():
 def test_every_pixel_of_every_strip_is_written(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *size, dtype: torch.full(*size, torch.nan, dtype=dtype))
     q, image = draw(1, 17, 100, 9), draw(1, 3, 100, 9, seed=1)
-    out, kept = IMPLEMENTATION.forward(q, image, WEIGHTS, (5, 5), (1.0, 1.0), True, True)
-    got = IMPLEMENTATION.backward(out, kept, q, image, WEIGHTS, (5, 5), (1.0, 1.0), True, True)
-    assert all(torch.isfinite(x).all() for x in (out, kept, *got))
+    out, ungated = IMPLEMENTATION.forward(q, image, WEIGHTS, (5, 5), (1.0, 1.0), True, True)
+    got = IMPLEMENTATION.backward(out, ungated, q, image, WEIGHTS, (5, 5), (1.0, 1.0), True, True)
+    assert all(torch.isfinite(x).all() for x in (out, ungated, *got))
 
 
 @pytest.mark.parametrize("where", ["q", "features"])
@@ -142,14 +138,14 @@ def test_a_nan_reaches_the_windows_that_hold_it_and_no_others(where, size):
     (q if where == "q" else image)[(0, 1, *at)] = torch.nan
     bad = torch.isnan(q) if where == "q" else torch.isnan(image).any(1, keepdim=True).expand(q.shape)
 
-    out, kept = IMPLEMENTATION.forward(q, image, WEIGHTS, window, spacing, True, True)
+    out, ungated = IMPLEMENTATION.forward(q, image, WEIGHTS, window, spacing, True, True)
     assert_close(torch.isnan(out), box_sum(bad.double(), reaches(window)) > 0.5)
     clean = [torch.nan_to_num(x) for x in (q, image)]
     expected = distance_penalty_reference(*clean, WEIGHTS, window, spacing, True)
     assert_close(out[~torch.isnan(out)], expected[~torch.isnan(out)], rtol=1e-10, atol=1e-10)
 
     grad_q, grad_features, grad_weights = IMPLEMENTATION.backward(
-        torch.ones_like(q), kept, q, image, WEIGHTS, window, spacing, True, True
+        torch.ones_like(q), ungated, q, image, WEIGHTS, window, spacing, True, True
     )
     reached = box_sum(bad.double(), reaches(window, mirrored=True)) + box_sum(bad.double(), reaches(window)) > 0.5
     assert_close(torch.isnan(grad_q), reached)
@@ -194,22 +190,11 @@ def test_it_suits_maps_of_up_to_three_axes_on_the_cpu_where_numba_is(monkeypatch
     assert not IMPLEMENTATION.suits(q.to("meta"), image, WEIGHTS, (3, 3))
     assert not IMPLEMENTATION.suits(q[..., None, None], image[..., None, None], WEIGHTS, (3,) * 4)
     assert not IMPLEMENTATION.suits(q[:, :0], image, WEIGHTS, (3, 3))
-    monkeypatch.setattr(distance_numba, "available", lambda: False)
+    monkeypatch.setattr(jobs, "installed", lambda tool: False)
     assert not IMPLEMENTATION.suits(q, image, WEIGHTS, (3, 3))
 
 
-def test_code_on_disk_is_named_after_the_modules_it_is_made_of():
-    def name(*modules: ModuleType) -> str:
-        def function() -> int:
-            return 1
-
-        made = compiled_from(*modules)(function)
-        assert made() == 1
-        return made.__qualname__
-
-    assert name(backends) == name(backends) != name(numba_support) != name(backends, numba_support)
-
-
 def test_importing_the_implementations_does_not_import_numba():
-    code = "import sys, deepmrf.ops.distance_numba, deepmrf.ops.gaussian_numba; sys.exit('numba' in sys.modules)"
+    modules = ", ".join(f"deepmrf.ops.{operator}.cpu" for operator in ("contexts", "distance", "gaussian"))
+    code = f"import sys, {modules}; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from deepmrf.ops.gaussian import cpu as gaussian_numba
+from deepmrf.ops import jobs
 from deepmrf.ops.gaussian import gaussian_penalty_reference
 from deepmrf.ops.gaussian.cpu import IMPLEMENTATION
 from deepmrf.ops.window import box_sum, reaches
@@ -50,9 +50,9 @@ def test_result_and_every_gradient_agree_with_the_equation(size, window, spacing
     expected_gradients = torch.autograd.grad(expected, inputs, grad)
 
     given = (q, image, WEIGHTS, BANDWIDTHS, window, spacing, gate)
-    out, kept = IMPLEMENTATION.forward(*given, True)
+    out, ungated = IMPLEMENTATION.forward(*given, True)
     assert_close(out, expected.detach(), rtol=1e-10, atol=1e-12)
-    gradients = IMPLEMENTATION.backward(grad, kept, *given, True)
+    gradients = IMPLEMENTATION.backward(grad, ungated, *given, True)
     names = ("q", "features", "weights", "bandwidths")
     for name, got, wanted in zip(names, gradients, expected_gradients, strict=True):
         assert_close(got, wanted, rtol=1e-10, atol=1e-11, msg=lambda m, name=name: f"gradient to {name}: {m}")
@@ -60,7 +60,7 @@ def test_result_and_every_gradient_agree_with_the_equation(size, window, spacing
     alone, nothing = IMPLEMENTATION.forward(*given, False)
     assert_close(alone, out)
     assert nothing.shape == (0,)
-    without = IMPLEMENTATION.backward(grad, kept, *given, False)
+    without = IMPLEMENTATION.backward(grad, ungated, *given, False)
     assert without[1].shape == (0,)
     for k in (0, 2, 3):
         assert_close(without[k], gradients[k])
@@ -74,11 +74,11 @@ def test_float32_agrees_with_float64(scale):
     weights = torch.tensor([1.0, 0.0])
     inputs = [x.double().requires_grad_() for x in (q, image, weights, bandwidths)]
     expected = gaussian_penalty_reference(*inputs, (11, 11), (1.0, 1.0), True)
-    out, kept = IMPLEMENTATION.forward(q, image, weights, bandwidths, (11, 11), (1.0, 1.0), True, True)
+    out, ungated = IMPLEMENTATION.forward(q, image, weights, bandwidths, (11, 11), (1.0, 1.0), True, True)
     assert out.dtype == torch.float32
     assert_close(out.double(), expected.detach(), rtol=2e-6, atol=0)
     grad = draw(*q.shape, seed=2).float()
-    got = IMPLEMENTATION.backward(grad, kept, q, image, weights, bandwidths, (11, 11), (1.0, 1.0), True, True)
+    got = IMPLEMENTATION.backward(grad, ungated, q, image, weights, bandwidths, (11, 11), (1.0, 1.0), True, True)
     for one, wanted in zip(got, torch.autograd.grad(expected, inputs, grad.double()), strict=True):
         assert_close(one.double(), wanted, rtol=2e-5, atol=2e-6 * wanted.abs().max().item())
 
@@ -107,11 +107,11 @@ def test_half_precisions_are_computed_in_float32_and_returned_as_they_came(dtype
         q.double(), image.double(), WEIGHTS, BANDWIDTHS, (5, 5), (1.0, 1.0), True
     )  # fmt: skip
     given = (q, image, WEIGHTS.float(), BANDWIDTHS.float(), (5, 5), (1.0, 1.0), True)
-    out, kept = IMPLEMENTATION.forward(*given, True)
-    assert out.dtype == kept.dtype == dtype
+    out, ungated = IMPLEMENTATION.forward(*given, True)
+    assert out.dtype == ungated.dtype == dtype
     tolerance = torch.finfo(dtype).eps
     assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
-    got = IMPLEMENTATION.backward(out, kept, *given, True)
+    got = IMPLEMENTATION.backward(out, ungated, *given, True)
     assert [x.dtype for x in got] == [dtype, dtype, torch.float32, torch.float32]
 
 
@@ -128,11 +128,11 @@ def test_inputs_need_not_be_contiguous():
     grad = draw(1, 1, 13, 1, seed=2).expand(q.shape)
     rest = (WEIGHTS, BANDWIDTHS, (5, 4), (1.0, 1.0), True)
     plain = (q.contiguous(), image.contiguous())
-    out, kept = IMPLEMENTATION.forward(q, image, *rest, True)
+    out, ungated = IMPLEMENTATION.forward(q, image, *rest, True)
     assert out.is_contiguous()
-    assert_close((out, kept), IMPLEMENTATION.forward(*plain, *rest, True), rtol=0, atol=0)
-    got = IMPLEMENTATION.backward(grad, kept, q, image, *rest, True)
-    assert_close(got, IMPLEMENTATION.backward(grad.contiguous(), kept, *plain, *rest, True), rtol=0, atol=0)
+    assert_close((out, ungated), IMPLEMENTATION.forward(*plain, *rest, True), rtol=0, atol=0)
+    got = IMPLEMENTATION.backward(grad, ungated, q, image, *rest, True)
+    assert_close(got, IMPLEMENTATION.backward(grad.contiguous(), ungated, *plain, *rest, True), rtol=0, atol=0)
 
 
 def test_a_nan_reaches_the_windows_that_hold_it_and_no_others():
@@ -165,5 +165,5 @@ def test_it_suits_maps_of_up_to_three_axes_on_the_cpu_where_numba_is(monkeypatch
     assert IMPLEMENTATION.suits(q, image, WEIGHTS, (3, 3))
     assert not IMPLEMENTATION.suits(q.to("meta"), image, WEIGHTS, (3, 3))
     assert not IMPLEMENTATION.suits(q[..., None, None], image[..., None, None], WEIGHTS, (3,) * 4)
-    monkeypatch.setattr(gaussian_numba, "available", lambda: False)
+    monkeypatch.setattr(jobs, "installed", lambda tool: False)
     assert not IMPLEMENTATION.suits(q, image, WEIGHTS, (3, 3))

@@ -4,47 +4,55 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import deepmrf
 from deepmrf import ops
-from deepmrf.ops import registry as backends
-from deepmrf.ops.registry import Implementation, choose
+from deepmrf.ops import contexts, distance, gaussian, learned, registry
+from deepmrf.ops.registry import Implementation, Operator
+
+KERNELS = {"triton": "triton_that_suits_nothing", "numba": "numba_that_suits_all"}
 
 
-def implementation(name, suits=True):
-    return Implementation(name, lambda *_: name, lambda *_: name, lambda *_: suits)
+@pytest.fixture
+def choose(monkeypatch):
+    """`choose` of an operator with two kernels: triton, which suits nothing, and numba, which suits everything."""
+    monkeypatch.setattr(registry, "installed", lambda tool: True)
+    for (name, module), suits in zip(KERNELS.items(), (False, True), strict=True):
+        kernel = Implementation(name, max, max, lambda *_, suits=suits: suits)
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(IMPLEMENTATION=kernel))
+    operator = object.__new__(Operator)
+    operator.kernels, operator.torch = KERNELS, Implementation("torch", max, max, lambda *_: True)
+    return operator.choose
 
 
-TABLE = [implementation("triton", suits=False), implementation("numba"), implementation("torch")]
+def test_the_first_that_suits_is_chosen(choose):
+    assert choose().name == "numba"
 
 
-def test_the_first_that_suits_is_chosen():
-    assert choose(TABLE).name == "numba"
-
-
-def test_use_forces_one():
+def test_use_forces_one(choose):
     with ops.use("torch"):
-        assert choose(TABLE).name == "torch"
-    assert choose(TABLE).name == "numba"
+        assert choose().name == "torch"
+    assert choose().name == "numba"
 
 
-def test_nested_blocks_restore_what_was_before():
+def test_nested_blocks_restore_what_was_before(choose):
     with ops.use("torch"):
         with ops.use("numba"):
-            assert choose(TABLE).name == "numba"
-        assert choose(TABLE).name == "torch"
+            assert choose().name == "numba"
+        assert choose().name == "torch"
         with ops.use(None):
-            assert choose(TABLE).name == "numba"
-        assert choose(TABLE).name == "torch"
+            assert choose().name == "numba"
+        assert choose().name == "torch"
 
 
-def test_an_error_inside_the_block_restores_too():
+def test_an_error_inside_the_block_restores_too(choose):
     with pytest.raises(ZeroDivisionError), ops.use("torch"):
         raise ZeroDivisionError
-    assert choose(TABLE).name == "numba"
+    assert choose().name == "numba"
 
 
 def test_unknown_names_are_an_error():
@@ -52,54 +60,57 @@ def test_unknown_names_are_an_error():
         ops.use("cuda").__enter__()
 
 
-def test_forcing_what_is_not_there_says_what_to_do():
+def test_forcing_what_is_not_there_says_what_to_do(choose, monkeypatch):
+    monkeypatch.setattr(registry, "installed", lambda tool: False)
     with (
         ops.use("numba"),
         pytest.raises(RuntimeError, match=r"numba .* not available .* cpu tensors of 1 axes: "),
     ):
-        choose([implementation("torch")], torch.zeros(1))
+        choose(torch.zeros(1))
 
 
-def test_forcing_what_cannot_run_says_so(monkeypatch):
+def test_forcing_what_cannot_run_says_so(choose, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with ops.use("triton"), pytest.raises(RuntimeError, match=r"triton .* not available .* cpu tensors of 4 axes"):
-        choose(TABLE, torch.zeros(1, 1, 1, 1))
+        choose(torch.zeros(1, 1, 1, 1))
     with ops.use("numba"), pytest.raises(RuntimeError, match=r"numba .* not available .* cpu tensors of 6 axes"):
-        choose(TABLE, torch.zeros(1, 1, 1, 1, 1, 1))
+        choose(torch.zeros(1, 1, 1, 1, 1, 1))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with ops.use("triton"):
-        assert choose(TABLE, torch.zeros(1, 1, 1, 1)).name == "triton"
+        assert choose(torch.zeros(1, 1, 1, 1)).name == "triton"
 
 
 def test_a_forced_torch_runs_torch(monkeypatch):
     """A kernel put before "torch" takes over, unless torch is forced."""
-    from deepmrf.ops import distance
-
     other = Implementation(
         "numba", lambda q, *_: (torch.full_like(q, 7), q.new_empty(0)), lambda *_: None, lambda *_: True
     )
-    monkeypatch.setattr(distance, "IMPLEMENTATIONS", [other, *distance.IMPLEMENTATIONS])
+    monkeypatch.setitem(sys.modules, "other_kernel", SimpleNamespace(IMPLEMENTATION=other))
+    monkeypatch.setattr(distance.operator, "kernels", {"numba": "other_kernel"})
     q, image, weights = torch.rand(1, 2, 3, 3), torch.rand(1, 3, 3, 3), torch.ones(3)
     assert (ops.distance_penalty(q, image, weights, (3, 3)) == 7).all()
     with ops.use("torch"):
         assert not (ops.distance_penalty(q, image, weights, (3, 3)) == 7).any()
 
 
-def test_every_table_ends_with_torch_which_suits_everything():
-    from deepmrf.ops import contexts, distance, gaussian
+@pytest.mark.parametrize("module", [contexts, distance, gaussian, learned])
+def test_the_last_implementation_is_torch_which_suits_everything(module):
+    *_, last = module.operator.implementations()
+    assert last.name == "torch"
+    assert last.suits()
 
-    for module in (contexts, distance, gaussian):
-        last = module.IMPLEMENTATIONS[-1]
-        assert last.name == "torch"
-        assert last.suits()
+
+def test_an_operator_without_kernels_runs_in_torch_whatever_is_forced():
+    with ops.use("numba"):
+        assert learned.operator.choose().name == "torch"
 
 
 def test_needs_gradient():
     open_, closed = torch.zeros(1, requires_grad=True), torch.zeros(1)
-    assert backends.needs_gradient(closed, open_)
-    assert not backends.needs_gradient(closed)
+    assert registry.needs_gradient(closed, open_)
+    assert not registry.needs_gradient(closed)
     with torch.no_grad():
-        assert not backends.needs_gradient(open_)
+        assert not registry.needs_gradient(open_)
 
 
 def arguments(name, dims):

@@ -1,95 +1,117 @@
-"""What the compiled CPU kernels share: is numba there, how a function is compiled, how jobs are spread over threads.
+"""Compile CPU kernels with numba, and share their jobs between threads.
 
-A kernel is a serial function that releases the GIL and does one job, a part of the output nobody else writes. Plain
-Python threads then share the jobs. numba's own parallel loops are not used: their default layer breaks when two Python
+A kernel is a serial function that releases the GIL and does one job: a part of the output that no other job writes.
+Plain Python threads share the jobs. numba's own parallel loops are not used: their default layer breaks when two Python
 threads call it, and the OpenMP layer stops a process that forks.
+
+Importing this module does not import numba, which takes most of a second.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
-import inspect
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+from deepmrf.ops.registry import installed
+
+Result = TypeVar("Result")
+
+FUSED = ("contract",)
+"""A product that is added or subtracted is rounded only once, where the processor can."""
+EXACT = ()
+"""Every operation is rounded, where a comparison must come out alike on every machine."""
+ANY_ORDER = ("contract", "reassoc")
+"""Sums may be reordered, so that they run in vector lanes."""
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
 
 
-@cache
-def available() -> bool:
-    """Is numba installed? Asked without importing it, which takes most of a second."""
-    return importlib.util.find_spec("numba") is not None
-
-
 def compiled_before() -> bool:
-    """Did an earlier process leave compiled kernels on the disk? Found out without importing numba.
+    """Did an earlier process leave compiled kernels on the disk? Answered without importing numba.
 
-    A place of numba's that is not looked at makes this False, never True.
+    Only numba's first choice of a folder is searched: the answer may be a wrong False, never a wrong True.
     """
     chosen = os.environ.get("NUMBA_CACHE_DIR")
-    place = Path(chosen) if chosen else Path(__file__).parent
-    return available() and next(place.glob("**/gaussian*/**/cpu_kernels.*.nbi"), None) is not None
+    folder = Path(chosen) if chosen else Path(__file__).parent
+    return installed("numba") and next(folder.glob("**/gaussian*/**/cpu_kernels.*.nbi"), None) is not None
 
 
-def _compile(function: Function, fastmath: set[str]) -> Function:
+def suits_window_sums(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) -> bool:
+    """Can a compiled window sum run on these? 1-D to 3-D floating-point maps on the CPU, where numba is installed."""
+    return (
+        installed("numba")
+        and q.device.type == features.device.type == weights.device.type == "cpu"
+        and 3 <= q.dim() <= 5
+        and len(window) == q.dim() - 2
+        and q.is_floating_point()
+        and q.numel() > 0
+        and not features.is_complex()
+    )
+
+
+def compiled(function: Callable[..., Any], fastmath: Collection[str] = FUSED) -> Any:
+    """The function compiled by numba on its first call, and cached on disk where a folder can be written.
+
+    fastmath: FUSED, EXACT or ANY_ORDER.
+    """
     import numba
 
-    options = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
-    try:
-        return cast(Function, numba.njit(cache=True, **options)(function))
-    except RuntimeError:  # neither the package's folder nor the user's cache can be written
-        return cast(Function, numba.njit(**options)(function))
+    # numba recompiles a function when its own file changes, not when the intrinsics it is made of do. The cache knows
+    # a function by its name, so the name includes a digest of all those files.
+    function.__qualname__ += f"_{_digest(Path(function.__code__.co_filename).parent)}"
+    kernel = numba.njit(nogil=True, fastmath=set(fastmath), error_model="numpy")(function)
+    with contextlib.suppress(RuntimeError):  # no folder can be written: compile in every process
+        kernel._cache = _cache_class()(function)
+    return kernel
 
 
-def compiled(function: Function) -> Function:
-    """The function compiled on its first call, kept on disk where there is a place to write."""
-    return _compile(function, {"contract"})
-
-
-def compiled_exactly(function: Function) -> Function:
-    """The same with every operation rounded, where a comparison must come out alike on every machine."""
-    return _compile(function, set())
-
-
-def compiled_from(*modules: ModuleType) -> Callable[[Function], Function]:
-    """The same for a function made of intrinsics of other modules: numba would keep it when only those change.
-
-    The compiled code on disk has the function's name, so it gets one that their source decides.
-    """
+@cache
+def _digest(folder: Path) -> str:
+    """A digest of the kernels of an operator's folder and of the vectors they use."""
     digest = hashlib.sha256()
-    for module in modules:
-        with contextlib.suppress(OSError):  # where there is no source, numba keeps nothing on disk
-            digest.update(inspect.getsource(module).encode())
-
-    def decorate(function: Function) -> Function:
-        function.__qualname__ += f"_{digest.hexdigest()[:8]}"
-        return compiled(function)
-
-    return decorate
+    for file in (Path(__file__).with_name("vectors.py"), *sorted(folder.glob("cpu*.py"))):
+        with contextlib.suppress(OSError):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:8]
 
 
-def compiled_sums(function: Function) -> Function:
-    """The same for a sum whose order does not matter, so that it may run in lanes."""
-    return _compile(function, {"contract", "reassoc"})
+@cache
+def _cache_class() -> Any:
+    from numba.core.caching import FunctionCache
+
+    class Cache(FunctionCache):  # type: ignore[misc, unused-ignore]
+        """numba's cache on disk; a damaged file or a full disk costs a compilation, not the result."""
+
+        def load_overload(self, *arguments: Any) -> Any:
+            try:
+                return super().load_overload(*arguments)
+            except Exception:  # unpickling a damaged file may raise anything
+                with contextlib.suppress(OSError):
+                    self.flush()
+                return None
+
+        def save_overload(self, *arguments: Any) -> None:
+            with contextlib.suppress(Exception):
+                super().save_overload(*arguments)
+
+    return Cache
 
 
 def _forget_pool() -> None:
-    """A forked child has none of its parent's threads."""
+    """Start without threads: a forked child has none of its parent's."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
 
@@ -107,18 +129,17 @@ def _helpers(count: int) -> ThreadPoolExecutor:
         return _pool
 
 
-def run_jobs(job: Callable[[int], None], count: int) -> None:
-    """job(0) .. job(count - 1), on as many threads as PyTorch uses; whoever is free takes the next."""
+def run_jobs(job: Callable[[int], Result], count: int) -> list[Result]:
+    """[job(0), .., job(count - 1)], on as many threads as PyTorch uses; a free thread takes the next job."""
     threads = min(torch.get_num_threads(), count)
     if threads <= 1:
-        for index in range(count):
-            job(index)
-        return
+        return [job(index) for index in range(count)]
     tickets = itertools.count()  # next() on it is atomic
+    results: dict[int, Result] = {}
 
     def work() -> None:
         while (index := next(tickets)) < count:
-            job(index)
+            results[index] = job(index)
 
     futures = [_helpers(threads - 1).submit(work) for _ in range(threads - 1)]
     try:
@@ -128,3 +149,4 @@ def run_jobs(job: Callable[[int], None], count: int) -> None:
             # A helper that has not begun finds no job left, unless this thread failed: then it must not begin.
             if not future.cancel():
                 future.result()
+    return [results[index] for index in range(count)]

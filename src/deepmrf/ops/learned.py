@@ -9,60 +9,62 @@ Shapes: q (B, L, *S), filters (*M, *S) with M the window.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from deepmrf.ops.window import offsets, overlap, reaches
+from deepmrf.ops.registry import Operator
+from deepmrf.ops.window import Cut, offsets, overlap, reaches
 
 
-@torch.library.custom_op("deepmrf::local_sum", mutates_args=())
-def _operator(q: Tensor, filters: Tensor) -> Tensor:
-    window, size = filters.shape[: q.dim() - 2], q.shape[2:]
-    sides = reaches(window)
+def _forward(q: Tensor, filters: Tensor) -> Tensor:
     total = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    for offset in offsets(sides, size, centre=True):
-        j, z = overlap(offset, size)
-        place = tuple(o + before for o, (before, _) in zip(offset, sides, strict=True))
-        total[j].addcmul_(filters[place][j].to(q.dtype), q[z])
+    for index, j, z in _pairs(q, filters):
+        total[j].addcmul_(filters[index][j].to(q.dtype), q[z])
     return total
 
 
-@torch.library.custom_op("deepmrf::local_sum_backward", mutates_args=())
-def _operator_backward(grad: Tensor, q: Tensor, filters: Tensor) -> tuple[Tensor, Tensor]:
-    window, size = filters.shape[: q.dim() - 2], q.shape[2:]
-    sides = reaches(window)
+def _backward(grad: Tensor, q: Tensor, filters: Tensor) -> tuple[Tensor, Tensor]:
     grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format)
     grad_filters = torch.zeros_like(filters)
-    for offset in offsets(sides, size, centre=True):
-        j, z = overlap(offset, size)
-        place = tuple(o + before for o, (before, _) in zip(offset, sides, strict=True))
-        grad_q[z].addcmul_(filters[place][j].to(q.dtype), grad[j])
-        grad_filters[place][j] = (grad[j] * q[z]).sum((0, 1)).to(filters.dtype)
+    for index, j, z in _pairs(q, filters):
+        grad_q[z].addcmul_(filters[index][j].to(q.dtype), grad[j])
+        grad_filters[index][j] = (grad[j] * q[z]).sum((0, 1)).to(filters.dtype)
     return grad_q, grad_filters
 
 
-@_operator.register_fake
-def _(q, filters):  # type: ignore[no-untyped-def]
+def _pairs(q: Tensor, filters: Tensor) -> Iterator[tuple[tuple[int, ...], Cut, Cut]]:
+    """(index of the offset z - j in the filters, the pixels j, the pixels z) for every offset of the window."""
+    size = q.shape[2:]
+    sides = reaches(filters.shape[: len(size)])
+    for offset in offsets(sides, size, centre=True):
+        yield tuple(o + before for o, (before, _) in zip(offset, sides, strict=True)), *overlap(offset, size)
+
+
+def _fake(q: Tensor, filters: Tensor) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-@_operator_backward.register_fake
-def _(grad, q, filters):  # type: ignore[no-untyped-def]
+def _fake_backward(grad: Tensor, q: Tensor, filters: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(filters)
 
 
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _gradients(ctx, grad):  # type: ignore[no-untyped-def]
-    return _operator_backward(grad, *ctx.saved_tensors)
+def _gradients(ctx: Any, grad: Tensor) -> Any:
+    return operator.backward(grad, *ctx.saved_tensors)
 
 
-_operator.register_autograd(_gradients, setup_context=_setup_context)
+operator = Operator(
+    "local_sum", _forward, _backward, fake=_fake, fake_backward=_fake_backward, save=_save, gradients=_gradients
+)
 
 
 def local_sum(q: Tensor, filters: Tensor) -> Tensor:
     """The window sum above; see the head of this module. Returns o (B, L, *S)."""
-    result: Tensor = _operator(q, filters)
+    result: Tensor = operator(q, filters)
     return result

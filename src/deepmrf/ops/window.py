@@ -57,6 +57,11 @@ def at_frame(x: Tensor, frame: int) -> Tensor:
     return x if frame == ALL else x.narrow(2, frame, 1)
 
 
+def take_frame(x: Tensor, frame: int) -> Tensor:
+    """Maps (B, C, *S[1:]): those at one place along the first spatial axis; ALL keeps maps (B, C, *S) as they are."""
+    return x if frame == ALL else x.select(2, frame)
+
+
 def only_at_frame(x: Tensor, frame: int, size: int) -> Tensor:
     """The adjoint of taking one frame out of `size`: maps without the first axis, and zeros at its other places."""
     if frame == ALL or x.numel() == 0:

@@ -13,12 +13,13 @@ maps in t, and as many in weight, than labels that pay: several frames' worth of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops.registry import Implementation, at_once, choose
+from deepmrf.ops.registry import Operator
 from deepmrf.ops.window import Cut, reaches
 
 _CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -58,6 +59,7 @@ def window_convolution(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
+    """(o14, which of the K patterns is active as uint8)."""
     o13 = window_convolution(t, weight).add_(bias.view(-1, *[1] * (t.dim() - 2)))  # (B, L * K, *S)
     smallest = o13.view(len(t), -1, contexts, *t.shape[2:]).min(2)  # (B, L, *S)
     return smallest.values, smallest.indices.to(torch.uint8)
@@ -66,7 +68,10 @@ def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Te
 def _backward(
     grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, contexts: int, t_too: bool, weight_too: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Only the active pattern of each label and pixel gets the gradient, then the two adjoints of the convolution."""
+    """Gradients to t, weight (each empty unless asked for) and bias.
+
+    Only the active pattern of each label and pixel gets the gradient, then the two adjoints of the convolution.
+    """
     spread = grad.new_zeros(grad.shape[0], grad.shape[1], contexts, *grad.shape[2:])
     spread.scatter_(2, active.long().unsqueeze(2), grad.unsqueeze(2))
     spread = spread.flatten(1, 2)  # (B, L * K, *S)
@@ -81,39 +86,14 @@ def _backward(
     return grad_t, grad_weight if weight_too else t.new_empty(0), spread.sum((0, *range(2, spread.dim())))
 
 
-IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _backward, lambda *_: True)]
-"""In order of preference; compiled kernels go before "torch"."""
-
-
-def _evaluate(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
-    """(o14, which of the K patterns is active as uint8)."""
-    result: tuple[Tensor, Tensor] = choose(IMPLEMENTATIONS, t, weight, bias, contexts).forward(
-        t, weight, bias, contexts
-    )
-    return result
-
-
-_operator = torch.library.custom_op("deepmrf::label_contexts", _evaluate, mutates_args=())
-
-
-@torch.library.custom_op("deepmrf::label_contexts_backward", mutates_args=())
-def _operator_backward(
-    grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, contexts: int, t_too: bool, weight_too: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to t, weight (each empty unless asked for) and bias."""
-    one = choose(IMPLEMENTATIONS, t, weight, weight, contexts)
-    result: tuple[Tensor, Tensor, Tensor] = one.backward(grad, active, t, weight, contexts, t_too, weight_too)
-    return result
-
-
-@_operator.register_fake
-def _(t, weight, bias, contexts):  # type: ignore[no-untyped-def]
+def _fake(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
     out = t.new_empty(t.shape[0], weight.shape[0] // contexts, *t.shape[2:])
     return out, torch.empty_like(out, dtype=torch.uint8)
 
 
-@_operator_backward.register_fake
-def _(grad, active, t, weight, contexts, t_too, weight_too):  # type: ignore[no-untyped-def]
+def _fake_backward(
+    grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, contexts: int, t_too: bool, weight_too: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     return (
         torch.empty_like(t, memory_format=torch.contiguous_format) if t_too else t.new_empty(0),
         torch.empty_like(weight) if weight_too else t.new_empty(0),
@@ -121,26 +101,34 @@ def _(grad, active, t, weight, contexts, t_too, weight_too):  # type: ignore[no-
     )
 
 
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
     t, weight, _, ctx.contexts = inputs
-    ctx.set_materialize_grads(True)
     ctx.save_for_backward(output[1], t, weight)
 
 
-def _gradients(ctx, grad, _):  # type: ignore[no-untyped-def]
+def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     t_too, weight_too = ctx.needs_input_grad[:2]
-    t_, weight_, bias_ = _operator_backward(grad, *ctx.saved_tensors, ctx.contexts, t_too, weight_too)
+    t_, weight_, bias_ = operator.backward(grad, *ctx.saved_tensors, ctx.contexts, t_too, weight_too)
     return t_ if t_too else None, weight_ if weight_too else None, bias_, None
 
 
-_operator.register_autograd(_gradients, setup_context=_setup_context)
+operator = Operator(
+    "label_contexts",
+    _forward,
+    _backward,
+    fake=_fake,
+    fake_backward=_fake_backward,
+    save=_save,
+    gradients=_gradients,
+    kernels={"triton": "deepmrf.ops.contexts.gpu", "numba": "deepmrf.ops.contexts.cpu"},
+    decided_by=("t", "weight", "contexts"),
+)
 
 
 def label_contexts(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> Tensor:
     """b13 and b14; see the head of this module. Returns o14 (B, L, *S)."""
     if t.dim() - 2 <= 3:
-        call = _evaluate if at_once(t, weight, bias) else _operator
-        result: Tensor = call(t, weight, bias, contexts)[0]
+        result: Tensor = operator(t, weight, bias, contexts)[0]
         return result
     o13 = window_convolution(t, weight) + bias.view(-1, *[1] * (t.dim() - 2))
     return o13.view(len(t), -1, contexts, *t.shape[2:]).min(2).values

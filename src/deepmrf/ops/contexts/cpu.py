@@ -8,16 +8,13 @@ multiplications become about 2 (P / (P - n + 1))^2, 3.6 for a 9 x 9 filter and P
 The gradient to t is the same thing with flipped filters from K L maps to L; the gradient to the filters sums the
 products of the two spectra over the tiles, and returns to n x n once at the end.
 
-The work is in contexts_kernels_numba, compiled on first use (seconds; the disk keeps it for the next process).
+The work is in cpu_kernels.py, compiled on first use (seconds; the disk keeps it for the next process).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops.registry import Implementation
+from deepmrf.ops.jobs import run_jobs
+from deepmrf.ops.registry import Implementation, installed
 from deepmrf.ops.window import Reach, reaches
 
 _SIDES = ((5, 16), (16, 32), (40, 64))
@@ -53,19 +51,10 @@ def _rows(count: int) -> int:
     return count if count <= 8 else min(range(8, 4, -1), key=lambda rows: -count % rows)
 
 
-def _parallel(work: Callable[[int, int], Any], count: int, parts: int) -> list[Any]:
-    """[work(start, stop), ...] over 0 .. count - 1 cut into parts, on as many threads as PyTorch uses.
-
-    The kernels let go of the interpreter lock. Threads of the standard library, started here and ended here, get along
-    with forks, with other threads that call this at the same time, and with PyTorch's own pool.
-    """
+def _in_parts(work: Callable[[int, int], Any], count: int, parts: int) -> list[Any]:
+    """[work(start, stop), ...] over 0 .. count - 1 cut into parts, shared between threads."""
     parts = max(1, min(parts, count))
-    starts = [count * i // parts for i in range(parts + 1)]
-    threads = min(torch.get_num_threads(), parts)
-    if threads == 1:
-        return [work(*both) for both in pairwise(starts)]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work, starts[:-1], starts[1:]))
+    return run_jobs(lambda part: work(count * part // parts, count * (part + 1) // parts), parts)
 
 
 def _array(x: Tensor) -> Any:
@@ -81,7 +70,7 @@ class _Plan:
         self.side = _side(self.window)
         self.dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
         self.lanes = 8 if self.dtype == torch.float64 else 16
-        self.size, self.vector = (0,) * self.side, (0,) * self.lanes  # read for their length: contexts_kernels_numba
+        self.size, self.vector = (0,) * self.side, (0,) * self.lanes  # read for their length: cpu_kernels.py
         self.frequencies = self.side**2 // 2 + 2
         inside = [self.side - n + 1 for n in self.window]
         across = [-(-n // m) for n, m in zip(t.shape[2:], inside, strict=True)]
@@ -105,7 +94,7 @@ class _Plan:
         passes, count = filters.shape[:2]
         given = _array(filters)
         result = np.empty((passes, self.frequencies, 2, count), given.dtype)
-        _parallel(
+        _in_parts(
             lambda start, stop: filter_spectra(self.size, given, self.vector, result, start, stop),
             passes * count // self.lanes,
             torch.get_num_threads(),
@@ -149,7 +138,7 @@ def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Te
             stop,
         )  # fmt: skip
 
-    _parallel(work, plan.groups, 4 * torch.get_num_threads())
+    _in_parts(work, plan.groups, 4 * torch.get_num_threads())
     return out.to(t.dtype), active
 
 
@@ -171,7 +160,7 @@ def _backward(
 
     sums = np.zeros((t.shape[0] * grad.shape[1], contexts))
     flat, flat_which = given.reshape(len(sums), -1), which.reshape(len(sums), -1)
-    _parallel(lambda start, stop: bias_sums(flat, flat_which, sums, start, stop), len(sums), torch.get_num_threads())
+    _in_parts(lambda start, stop: bias_sums(flat, flat_which, sums, start, stop), len(sums), torch.get_num_threads())
     grad_bias = torch.from_numpy(sums).view(t.shape[0], maps).sum(0).to(weight.dtype)
     if not t_too and not weight_too:
         return t.new_empty(0), t.new_empty(0), grad_bias
@@ -195,12 +184,12 @@ def _backward(
         return total
 
     # One part per thread, whatever finishes first: the sums over tiles are then the same in every run.
-    totals = _parallel(work, plan.groups, min(torch.get_num_threads(), 8))
+    totals = _in_parts(work, plan.groups, min(torch.get_num_threads(), 8))
     grad_weight = t.new_empty(0)
     if weight_too:
         total = sum(totals[1:], start=totals[0])
         filters = np.empty((block, *plan.window, padded), given.dtype)
-        _parallel(
+        _in_parts(
             lambda start, stop: filters_from_spectra(plan.size, total, plan.vector, filters, start, stop),
             block * padded // plan.lanes,
             torch.get_num_threads(),
@@ -227,11 +216,11 @@ def _possible(t: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _suits(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> bool:
+def _suits(t: Tensor, weight: Tensor, contexts: int) -> bool:
     if not _possible(t, weight):
         return False
     work = t[:, 0].numel() * weight.shape[0] * weight.shape[1] * math.prod(_Plan(t, weight).window)
-    return work >= _WORTH and find_spec("numba") is not None
+    return work >= _WORTH and installed("numba")
 
 
 IMPLEMENTATION = Implementation("numba", _forward, _backward, _suits)

@@ -15,66 +15,45 @@ frequencies each say all; the other P/2 - 1 columns have P. Together P^2/2 + 2 c
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from deepmrf.ops.jobs import ANY_ORDER, compiled
+from deepmrf.ops.vectors import Vectors, operation
 
 Value = Any  # an LLVM value: a vector of lanes
 Pair = tuple[Value, Value]  # (real, imaginary)
-_INT = ir.IntType(64)
-_FLAGS = ("contract",)  # a * b + c in one instruction; nothing else is reordered
 
 
-class _Vectors:
-    """Arithmetic on vectors of lanes: what the transforms below are written in."""
+class _Complex(Vectors):
+    """Arithmetic on complex vectors of lanes, (real, imaginary): what the transforms below are written in."""
 
-    def __init__(self, builder: Any, dtype: Any) -> None:
-        self.builder = builder
-        self.scalar = ir.FloatType() if dtype.bitwidth == 32 else ir.DoubleType()
-        self.bytes = dtype.bitwidth // 8
-        self.lanes = 64 // self.bytes
-        self.type = ir.VectorType(self.scalar, self.lanes)
+    def __init__(self, builder: Any, data: Any) -> None:
+        super().__init__(builder, data.type.pointee)
 
-    def constant(self, value: float) -> Value:
-        return ir.Constant(self.type, [value] * self.lanes)
+    def load_all(self, data: Any, start: Value, step: Value, count: int) -> list[Value]:
+        """The vectors at start + i * step for i < count."""
+        return [self.load(data, start, (step, i)) for i in range(count)]
 
-    def add(self, a: Value, b: Value) -> Value:
-        return self.builder.fadd(a, b, flags=_FLAGS)
-
-    def sub(self, a: Value, b: Value) -> Value:
-        return self.builder.fsub(a, b, flags=_FLAGS)
-
-    def mul(self, a: Value, b: Value) -> Value:
-        return self.builder.fmul(a, b, flags=_FLAGS)
-
-    def scale(self, a: Value, factor: float) -> Value:
-        return self.mul(a, self.constant(factor))
-
-    def negative(self, a: Value) -> Value:
-        return self.builder.fneg(a)
-
-    def load(self, pointer: Value) -> Value:
-        return self.builder.load(self.builder.bitcast(pointer, self.type.as_pointer()), align=self.bytes)
-
-    def store(self, value: Value, pointer: Value) -> None:
-        self.builder.store(value, self.builder.bitcast(pointer, self.type.as_pointer()), align=self.bytes)
-
-    def broadcast(self, pointer: Value) -> Value:
-        one = self.builder.insert_element(
-            ir.Constant(self.type, ir.Undefined), self.builder.load(pointer), ir.Constant(ir.IntType(32), 0)
-        )
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
-        return self.builder.shuffle_vector(one, ir.Constant(self.type, ir.Undefined), zeros)
+    def store_all(self, values: list[Value], data: Any, start: Value, step: Value) -> None:
+        for i, value in enumerate(values):
+            self.store(value, data, start, (step, i))
 
     def plus(self, a: Pair, b: Pair) -> Pair:
         return self.add(a[0], b[0]), self.add(a[1], b[1])
 
     def minus(self, a: Pair, b: Pair) -> Pair:
-        return self.sub(a[0], b[0]), self.sub(a[1], b[1])
+        return self.subtract(a[0], b[0]), self.subtract(a[1], b[1])
+
+    def negative(self, a: Value) -> Value:
+        return self.builder.fneg(a)
+
+    def scale(self, a: Value, factor: float) -> Value:
+        return self.multiply(a, self.constant(factor))
 
     def turn(self, a: Pair, k: int, n: int) -> Pair:
         """a times exp(-2 pi i k / n)."""
@@ -89,10 +68,10 @@ class _Vectors:
         if 4 * k == 3 * n:
             return self.negative(im), re
         c, s = math.cos(2 * math.pi * k / n), -math.sin(2 * math.pi * k / n)
-        return self.sub(self.scale(re, c), self.scale(im, s)), self.add(self.scale(re, s), self.scale(im, c))
+        return self.subtract(self.scale(re, c), self.scale(im, s)), self.add(self.scale(re, s), self.scale(im, c))
 
 
-def _fourier(v: _Vectors, x: list[Pair]) -> list[Pair]:
+def _fourier(v: _Complex, x: list[Pair]) -> list[Pair]:
     """X[k] = sum of x[i] exp(-2 pi i k i / n), n a power of two, by split radix."""
     n = len(x)
     if n == 1:
@@ -107,12 +86,12 @@ def _fourier(v: _Vectors, x: list[Pair]) -> list[Pair]:
         total, (re, im) = v.plus(a, b), v.minus(a, b)
         result[k], result[k + 2 * quarter] = v.plus(even[k], total), v.minus(even[k], total)
         er, ei = even[k + quarter]
-        result[k + quarter] = v.add(er, im), v.sub(ei, re)
-        result[k + 3 * quarter] = v.sub(er, im), v.add(ei, re)
+        result[k + quarter] = v.add(er, im), v.subtract(ei, re)
+        result[k + 3 * quarter] = v.subtract(er, im), v.add(ei, re)
     return result
 
 
-def _real_fourier(v: _Vectors, x: list[Value]) -> list[Pair]:
+def _real_fourier(v: _Complex, x: list[Value]) -> list[Pair]:
     """X[0 .. n/2] of a real x: the second half is the conjugate of the first and never computed."""
     n = len(x)
     if n == 1:
@@ -127,169 +106,103 @@ def _real_fourier(v: _Vectors, x: list[Value]) -> list[Pair]:
     return result
 
 
-def _real_inverse(v: _Vectors, spectrum: list[Pair]) -> list[Value]:
+def _real_inverse(v: _Complex, spectrum: list[Pair]) -> list[Value]:
     """n x[i] from X[0 .. n/2]: the steps of _real_fourier undone. Imaginary parts of X[0] and X[n/2] are not read."""
     half = len(spectrum) - 1
     if half == 1:
         a, b = spectrum[0][0], spectrum[1][0]
-        return [v.add(a, b), v.sub(a, b)]
+        return [v.add(a, b), v.subtract(a, b)]
     even, odd = [], []
     for k in range(half // 2 + 1):
         (re, im), (far_re, far_im) = spectrum[k], spectrum[half - k]
-        even.append((v.add(re, far_re), v.sub(im, far_im)))
-        odd.append(v.turn((v.sub(re, far_re), v.add(im, far_im)), -k, 2 * half))
+        even.append((v.add(re, far_re), v.subtract(im, far_im)))
+        odd.append(v.turn((v.subtract(re, far_re), v.add(im, far_im)), -k, 2 * half))
     first, second = _real_inverse(v, even), _real_inverse(v, odd)
     return [value for pair in zip(first, second, strict=True) for value in pair]
 
 
-def _places(context: Any, builder: Any, array_type: Any, array: Value, start: Value, step: Value, count: int) -> Any:
-    """Pointers to array.flat[start + i * step] for i < count."""
-    data = context.make_array(array_type)(context, builder, value=array).data
-    return [builder.gep(data, [builder.add(start, builder.mul(step, ir.Constant(_INT, i)))]) for i in range(count)]
-
-
-@intrinsic
-def _transform(typing, size, source, re, im, step, target, to_re, to_im, to_step):  # type: ignore[no-untyped-def]
+@operation
+def _transform(
+    builder: Any, size: int, source: Any, re: Any, im: Any, step: Any, target: Any, to_re: Any, to_im: Any, to_step: Any
+) -> None:
     """Complex transform from source[re + k step] and [im + k step] to target alike; swap re and im for the inverse."""
-    i = types.intp
-    signature = types.void(size, source, i, i, i, target, i, i, i)
-
-    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        n, v = size.count, _Vectors(builder, source.dtype)
-        _, a, re, im, step, b, to_re, to_im, to_step = args
-        real = [v.load(p) for p in _places(context, builder, source, a, re, step, n)]
-        imaginary = [v.load(p) for p in _places(context, builder, source, a, im, step, n)]
-        result = _fourier(v, list(zip(real, imaginary, strict=True)))
-        for start, part in ((to_re, 0), (to_im, 1)):
-            for value, p in zip(result, _places(context, builder, target, b, start, to_step, n), strict=True):
-                v.store(value[part], p)
-        return context.get_dummy_value()
-
-    return signature, generate
+    v = _Complex(builder, source)
+    real, imaginary = v.load_all(source, re, step, size), v.load_all(source, im, step, size)
+    result = _fourier(v, list(zip(real, imaginary, strict=True)))
+    v.store_all([value for value, _ in result], target, to_re, to_step)
+    v.store_all([value for _, value in result], target, to_im, to_step)
 
 
-@intrinsic
-def _real_transform(typing, size, source, start, step, target, to_re, to_im, to_step):  # type: ignore[no-untyped-def]
+@operation
+def _real_transform(
+    builder: Any, size: int, source: Any, start: Any, step: Any, target: Any, to_re: Any, to_im: Any, to_step: Any
+) -> None:
     """P real values to P/2 + 1 complex ones; see _transform."""
-    i = types.intp
-    signature = types.void(size, source, i, i, target, i, i, i)
-
-    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        n, v = size.count, _Vectors(builder, source.dtype)
-        _, a, start, step, b, to_re, to_im, to_step = args
-        result = _real_fourier(v, [v.load(p) for p in _places(context, builder, source, a, start, step, n)])
-        for first, part in ((to_re, 0), (to_im, 1)):
-            for value, p in zip(result, _places(context, builder, target, b, first, to_step, n // 2 + 1), strict=True):
-                v.store(value[part], p)
-        return context.get_dummy_value()
-
-    return signature, generate
+    v = _Complex(builder, source)
+    result = _real_fourier(v, v.load_all(source, start, step, size))
+    v.store_all([value for value, _ in result], target, to_re, to_step)
+    v.store_all([value for _, value in result], target, to_im, to_step)
 
 
-@intrinsic
-def _inverse_real_transform(typing, size, source, re, im, step, target, start, to_step):  # type: ignore[no-untyped-def]
+@operation
+def _inverse_real_transform(
+    builder: Any, size: int, source: Any, re: Any, im: Any, step: Any, target: Any, start: Any, to_step: Any
+) -> None:
     """P/2 + 1 complex values to P real ones, P times too large; see _transform."""
-    i = types.intp
-    signature = types.void(size, source, i, i, i, target, i, i)
-
-    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        n, v = size.count, _Vectors(builder, source.dtype)
-        _, a, re, im, step, b, start, to_step = args
-        real = [v.load(p) for p in _places(context, builder, source, a, re, step, n // 2 + 1)]
-        imaginary = [v.load(p) for p in _places(context, builder, source, a, im, step, n // 2 + 1)]
-        result = _real_inverse(v, list(zip(real, imaginary, strict=True)))
-        for value, p in zip(result, _places(context, builder, target, b, start, to_step, n), strict=True):
-            v.store(value, p)
-        return context.get_dummy_value()
-
-    return signature, generate
+    v = _Complex(builder, source)
+    real, imaginary = (v.load_all(source, part, step, size // 2 + 1) for part in (re, im))
+    v.store_all(_real_inverse(v, list(zip(real, imaginary, strict=True))), target, start, to_step)
 
 
-@intrinsic
-def _product(typing, rows, left, at, row_step, step, imaginary, right, of, of_step, target, to, to_step, inputs, add):  # type: ignore[no-untyped-def]
+@operation
+def _product(
+    builder: Any, rows: int, left: Any, at: Any, row_step: Any, step: Any, imaginary: Any, right: Any, of: Any,
+    of_step: Any, target: Any, to: Any, to_step: Any, inputs: Any, add: Any,
+) -> None:  # fmt: skip
     """target[u] = sum over v of conj(left[u, v]) right[v], complex, for a block of rows u and one vector of lanes.
 
     left[at + u row_step + v step], its imaginary part `imaginary` further; right[of + v of_step] and target[to + u
     to_step] are vectors, their imaginary parts half a step further. `add` adds to what the target holds. The sums stay
     in registers all along, two for each row.
     """
-    i = types.intp
-    signature = types.void(rows, left, i, i, i, i, right, i, i, target, i, i, i, types.boolean)
-
-    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        v = _Vectors(builder, left.dtype)
-        _, b, at, row_step, step, imaginary, a, of, of_step, c, to, to_step, inputs, add = args
-        apart, to_apart = (builder.udiv(x, ir.Constant(_INT, 2)) for x in (of_step, to_step))
-        sums = [[cgutils.alloca_once(builder, v.type) for _ in range(rows.count)] for _ in range(2)]
-        places = [
-            _places(context, builder, target, c, start, to_step, rows.count)
-            for start in (to, builder.add(to, to_apart))
-        ]
-        for place in sums[0] + sums[1]:
-            builder.store(v.constant(0.0), place)
-        with cgutils.for_range(builder, inputs) as loop:
-            start = builder.add(of, builder.mul(loop.index, of_step))
-            ar, ai = (v.load(p) for p in _places(context, builder, right, a, start, apart, 2))
-            start = builder.add(at, builder.mul(loop.index, step))
-            real = _places(context, builder, left, b, start, row_step, rows.count)
-            other = _places(context, builder, left, b, builder.add(start, imaginary), row_step, rows.count)
-            for re, im, p, q in zip(*sums, real, other, strict=True):
-                br, bi = v.broadcast(p), v.broadcast(q)
-                builder.store(v.add(v.add(builder.load(re), v.mul(br, ar)), v.mul(bi, ai)), re)
-                builder.store(v.sub(v.add(builder.load(im), v.mul(br, ai)), v.mul(bi, ar)), im)
-        for part in range(2):
-            with builder.if_then(add):
-                for total, place in zip(sums[part], places[part], strict=True):
-                    builder.store(v.add(builder.load(total), v.load(place)), total)
-            for total, place in zip(sums[part], places[part], strict=True):
-                v.store(builder.load(total), place)
-        return context.get_dummy_value()
-
-    return signature, generate
+    v = _Complex(builder, left)
+    half, to_half = (builder.udiv(size, size.type(2)) for size in (of_step, to_step))
+    sums = [[v.variable(v.constant(0.0)) for _ in range(rows)] for _ in range(2)]
+    with cgutils.for_range(builder, inputs) as loop:
+        i = loop.index
+        ar, ai = v.load(right, of, (i, of_step)), v.load(right, of, (i, of_step), half)
+        for u, (re, im) in enumerate(zip(*sums, strict=True)):
+            br = v.spread_from(left, at, (i, step), (row_step, u))
+            bi = v.spread_from(left, at, (i, step), imaginary, (row_step, u))
+            builder.store(v.add(v.add(builder.load(re), v.multiply(br, ar)), v.multiply(bi, ai)), re)
+            builder.store(v.subtract(v.add(builder.load(im), v.multiply(br, ai)), v.multiply(bi, ar)), im)
+    for start, parts in zip(((to,), (to, to_half)), sums, strict=True):
+        with builder.if_then(add):
+            for u, total in enumerate(parts):
+                builder.store(v.add(builder.load(total), v.load(target, *start, (to_step, u))), total)
+        for u, total in enumerate(parts):
+            v.store(builder.load(total), target, *start, (to_step, u))
 
 
-@intrinsic
-def _transpose(typing, source, start, step, target, to, to_step):  # type: ignore[no-untyped-def]
+@operation
+def _transpose(builder: Any, source: Any, start: Any, step: Any, target: Any, to: Any, to_step: Any) -> None:
     """A square of lanes x lanes values, rows `step` apart in source, turned into rows `to_step` apart in target."""
-    i = types.intp
-    signature = types.void(source, i, i, target, i, i)
-
-    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        v = _Vectors(builder, source.dtype)
-        a, start, step, b, to, to_step = args
-        n = v.lanes
-        rows = [v.load(p) for p in _places(context, builder, source, a, start, step, n)]
-        number = ir.VectorType(ir.IntType(32), n)
-        low = ir.Constant(number, [i // 2 + n * (i % 2) for i in range(n)])
-        high = ir.Constant(number, [n // 2 + i // 2 + n * (i % 2) for i in range(n)])
-        for _ in range(n.bit_length() - 1):  # interleaving row i with row i + n/2, log n times, transposes
-            pairs = [(rows[i], rows[i + n // 2]) for i in range(n // 2)]
-            rows = [builder.shuffle_vector(x, y, mask) for x, y in pairs for mask in (low, high)]
-        for value, place in zip(rows, _places(context, builder, target, b, to, to_step, n), strict=True):
-            v.store(value, place)
-        return context.get_dummy_value()
-
-    return signature, generate
+    v = _Complex(builder, source)
+    v.store_all(v.transposed(v.load_all(source, start, step, v.lanes)), target, to, to_step)
 
 
-@intrinsic
-def _copy(typing, source, start, target, to, count):  # type: ignore[no-untyped-def]
+@operation
+def _copy(builder: Any, source: Any, start: Any, target: Any, to: Any, count: Any) -> None:
     """target[to + c] = source[start + c] for c < count, converted. Numba's own loop tests each index for below 0."""
-    i = types.intp
-    signature = types.void(source, i, target, i, i)
-
-    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        a, start, b, to, count = args
-        with cgutils.for_range(builder, count) as loop:
-            (origin,) = _places(context, builder, source, a, builder.add(start, loop.index), start, 1)
-            (place,) = _places(context, builder, target, b, builder.add(to, loop.index), to, 1)
-            builder.store(context.cast(builder, builder.load(origin), source.dtype, target.dtype), place)
-        return context.get_dummy_value()
-
-    return signature, generate
+    wanted = target.type.pointee
+    with cgutils.for_range(builder, count) as loop:
+        value = builder.load(builder.gep(source, [builder.add(start, loop.index)]))
+        if value.type != wanted:  # bytes say which pattern is active
+            value = (builder.uitofp if isinstance(value.type, ir.IntType) else builder.fptoui)(value, wanted)
+        builder.store(value, builder.gep(target, [builder.add(to, loop.index)]))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _spectrum(size, rows, cells, vector, work, target, to, imaginary, step):  # type: ignore[no-untyped-def]
     """The spectra of the tiles in cells (P, P, lanes), of which only the first rows are not zero.
 
@@ -311,7 +224,7 @@ def _spectrum(size, rows, cells, vector, work, target, to, imaginary, step):  # 
         to += side * step
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _columns(size, source, at, imaginary, step, vector, work, to):  # type: ignore[no-untyped-def]
     """The reverse of _spectrum up to the rows, which _row finishes; P^2 times too large."""
     lanes = len(vector)
@@ -327,14 +240,14 @@ def _columns(size, source, at, imaginary, step, vector, work, to):  # type: igno
         at += side * step
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _row(size, work, at, vector, target, to):  # type: ignore[no-untyped-def]
     """One row of the tiles from what _columns left."""
     lanes = len(vector)
     _inverse_real_transform(size, work, at, at + lanes, 2 * lanes, target, to, lanes)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _locate(grid, first, batch, vector, places):  # type: ignore[no-untyped-def]
     """(image of the batch, first row, first column) of tiles first .., into places; image -1 past the last tile.
 
@@ -348,7 +261,7 @@ def _locate(grid, first, batch, vector, places):  # type: ignore[no-untyped-def]
         places[lane, 2] = place % across * m_x
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _gather(size, image, channel, places, corner, high, wide, vector, strip, cells):  # type: ignore[no-untyped-def]
     """high x wide pixels of each tile, from `corner` off its place, into cells (P, P, lanes); zeros outside the image.
 
@@ -377,7 +290,7 @@ def _gather(size, image, channel, places, corner, high, wide, vector, strip, cel
             _transpose(strip, c, side, cells, (r * side + c) * lanes, lanes)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _scatter(size, values, places, r, wide, vector, strip, channel, target):  # type: ignore[no-untyped-def]
     """Row r of the tiles, values (P, lanes), the first `wide` of it, to where it belongs in the image."""
     lanes, side = len(vector), len(size)
@@ -392,7 +305,7 @@ def _scatter(size, values, places, r, wide, vector, strip, channel, target):  # 
             _copy(strip, lane * side, flat, to, min(wide, size_x - x))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def filter_spectra(size, filters, vector, target, start, stop):  # type: ignore[no-untyped-def]
     """filters (passes, Q, h, w) to target (passes, F, 2, Q), Q a multiple of lanes, for groups start .. stop - 1."""
     lanes = len(vector)
@@ -412,7 +325,7 @@ def filter_spectra(size, filters, vector, target, start, stop):  # type: ignore[
         _spectrum(size, high, cells, vector, work, flat, to, count, 2 * count)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _least(values, offset, k, best, chosen):  # type: ignore[no-untyped-def]
     """Keep the smaller of best and values + offset, and which k it came from."""
     which = best.dtype.type(k)
@@ -423,7 +336,7 @@ def _least(values, offset, k, best, chosen):  # type: ignore[no-untyped-def]
         chosen[i] = which if less else chosen[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def forward_tiles(size, rows, image, filters, vector, block, bias, contexts, corner, grid, out, active, start, stop):  # type: ignore[no-untyped-def]
     """o14 of the groups start .. stop - 1 of tiles: transform; then product, inverse and minimum, some labels at once.
 
@@ -484,7 +397,7 @@ def forward_tiles(size, rows, image, filters, vector, block, bias, contexts, cor
                     _scatter(size, chosen, places, r, m_x, vector, strip, label, active)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def backward_tiles(  # type: ignore[no-untyped-def]
     size, rows, grad, active, image, filters, vector, block, contexts, corner, grid, out, weights, image_too,
     weights_too, start, stop,
@@ -573,7 +486,7 @@ def backward_tiles(  # type: ignore[no-untyped-def]
                         )
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def filters_from_spectra(size, weights, vector, target, start, stop):  # type: ignore[no-untyped-def]
     """weights (F, U, V, 2, lanes) back to filters: target (V, h, w, U lanes), for start .. stop - 1 of the U V."""
     lanes = len(vector)
@@ -593,7 +506,7 @@ def filters_from_spectra(size, weights, vector, target, start, stop):  # type: i
                     target[v, r, c, group * lanes + lane] = row[c * lanes + lane]
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+@partial(compiled, fastmath=ANY_ORDER)
 def bias_sums(grad, active, target, start, stop):  # type: ignore[no-untyped-def]
     """target[channel, k] = sum of grad (B L, pixels) where pattern k is active, for channels start .. stop - 1."""
     part = 4096  # of a map: short enough to stay in the cache, and for sums in grad's own precision

@@ -56,13 +56,13 @@ def _splits(t: Tensor) -> bool:
     return t.dtype == torch.float32 and not rounds
 
 
-def _suits(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> bool:
+def _suits(t: Tensor, weight: Tensor, contexts: int) -> bool:
     """2-D, at most float32, on a GPU with matrix units, and large enough to pay for the launches."""
     if t.dim() != 4 or t.numel() == 0 or not 1 <= contexts <= MAX_SLOTS or not runs_on(t):
         return False
     if weight.shape[0] != t.shape[1] * contexts:  # more maps than labels that pay
         return False
-    if weight.dtype not in DTYPES or bias.dtype not in DTYPES or weight.numel() >= MAX_FILTER_NUMBERS:
+    if weight.dtype not in DTYPES or weight.numel() >= MAX_FILTER_NUMBERS:
         return False
     if not t.is_cuda:
         return t.device.type == "cpu"

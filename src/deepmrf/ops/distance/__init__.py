@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops.registry import Implementation, at_once, choose, needs_gradient
+from deepmrf.ops.registry import Operator, needs_gradient
 from deepmrf.ops.window import (
     ALL,
     Cut,
@@ -32,6 +33,7 @@ from deepmrf.ops.window import (
     box_sum_and_spread,
     only_at_frame,
     reaches,
+    take_frame,
 )
 
 CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
@@ -117,24 +119,25 @@ def _forward(
     keep: bool,
     frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
+    """(t, the window sum before the gate if `keep`, else nothing): the gate's gradient needs that sum again."""
     dtype = accumulator(q)
     real = _centred(features, dtype)
     w_colour, w_position, w_bias = weights.to(dtype)
     out = torch.empty_like(at_frame(q, frame), memory_format=torch.contiguous_format)
-    kept = torch.empty_like(out) if keep else q.new_empty(0)
+    ungated = torch.empty_like(out) if keep else q.new_empty(0)
     for chunk in _label_chunks(q, 8 + features.shape[1]):
         part = q[:, chunk].to(dtype)
         sums = _Sums(part, real, reaches(window), spacing, frame)
         total = sums.colour.mul_(w_colour).add_(sums.position.mul_(w_position))
         if keep:
-            kept[:, chunk] = total
+            ungated[:, chunk] = total
         out[:, chunk] = (total.mul_(at_frame(part, frame)) if gate else total).add_(w_bias)
-    return (out, kept) if frame == ALL else (out.squeeze(2), kept.squeeze(2) if keep else kept)
+    return (out, ungated) if frame == ALL else (out.squeeze(2), ungated.squeeze(2) if keep else ungated)
 
 
 def _backward(
     grad: Tensor,
-    kept: Tensor,
+    ungated: Tensor,
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -143,6 +146,7 @@ def _backward(
     gate: bool,
     features_too: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients to q, features (empty unless asked for) and weights."""
     dtype = accumulator(q)
     real = _centred(features, dtype)
     w_colour, w_position, _ = weights.to(dtype)
@@ -155,7 +159,7 @@ def _backward(
         back = _Sums(pulled, real, reaches(window, mirrored=True), spacing)
         grad_x = back.colour * w_colour + back.position * w_position
         if gate:
-            grad_x.addcmul_(g, kept[:, chunk].to(dtype))
+            grad_x.addcmul_(g, ungated[:, chunk].to(dtype))
         grad_q[:, chunk] = grad_x
         grad_weights += torch.stack([(back.colour * x).sum(), (back.position * x).sum(), g.sum()])
         if features_too:
@@ -164,11 +168,7 @@ def _backward(
     return grad_q, grad_features.to(q.dtype if features_too else dtype), grad_weights.to(weights.dtype)
 
 
-IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _backward, lambda *_: True)]
-"""In order of preference; compiled kernels go before "torch"."""
-
-
-def _evaluate(
+def _fake(
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -178,20 +178,13 @@ def _evaluate(
     keep: bool,
     frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
-    """(t, the window sum before the gate if `keep`, else nothing): the gate's gradient needs that sum again."""
-    one = choose(IMPLEMENTATIONS, q, features, weights, window)
-    only = () if frame == ALL else (frame,)
-    result: tuple[Tensor, Tensor] = one.forward(q, features, weights, window, spacing, gate, keep, *only)
-    return result
+    out = torch.empty_like(take_frame(q, frame), memory_format=torch.contiguous_format)
+    return out, torch.empty_like(out) if keep else q.new_empty(0)
 
 
-_operator = torch.library.custom_op("deepmrf::distance_penalty", _evaluate, mutates_args=())
-
-
-@torch.library.custom_op("deepmrf::distance_penalty_backward", mutates_args=())
-def _operator_backward(
+def _fake_backward(
     grad: Tensor,
-    kept: Tensor,
+    ungated: Tensor,
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -199,52 +192,44 @@ def _operator_backward(
     spacing: Sequence[float],
     gate: bool,
     features_too: bool,
-    frame: int = ALL,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to q, features (empty unless asked for) and weights."""
-    one = choose(IMPLEMENTATIONS, q, features, weights, window)
-    grad, kept = (only_at_frame(x, frame, q.shape[2]) for x in (grad, kept))
-    result: tuple[Tensor, Tensor, Tensor] = one.backward(
-        grad, kept, q, features, weights, window, spacing, gate, features_too
+    grad_features = (
+        features.new_empty(features.shape, dtype=q.dtype) if features_too else q.new_empty(0, dtype=accumulator(q))
     )
-    return result
+    return torch.empty_like(q, memory_format=torch.contiguous_format), grad_features, torch.empty_like(weights)
 
 
-@_operator.register_fake
-def _(q, features, weights, window, spacing, gate, keep, frame=ALL):  # type: ignore[no-untyped-def]
-    wanted = q if frame == ALL else q.select(2, frame)
-    out = torch.empty_like(wanted, memory_format=torch.contiguous_format)
-    return out, torch.empty_like(out) if keep else q.new_empty(0)
-
-
-@_operator_backward.register_fake
-def _(grad, kept, q, features, weights, window, spacing, gate, features_too, frame=ALL):  # type: ignore[no-untyped-def]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    pulled = features.new_empty(
-        features.shape if features_too else 0, dtype=q.dtype if features_too else accumulator(q)
-    )
-    return out, pulled, torch.empty_like(weights)
-
-
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
     q, features, weights, ctx.window, ctx.spacing, ctx.gate, keep, ctx.frame = inputs
     if ctx.gate and not keep:
         raise RuntimeError("deepmrf::distance_penalty needs keep=True for a gradient through the gate.")
-    ctx.set_materialize_grads(False)  # zeros for the sum that is kept would be a tensor as large as q
+    ctx.set_materialize_grads(False)  # zeros for the gradient to the ungated sum would be a tensor as large as q
     ctx.save_for_backward(output[1], q, features, weights)
 
 
-def _gradients(ctx, grad, _):  # type: ignore[no-untyped-def]
+def _gradients(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 8
+    ungated, q, features, weights = ctx.saved_tensors
     features_too = ctx.needs_input_grad[1]
-    q_, features_, weights_ = _operator_backward(
-        grad, *ctx.saved_tensors, ctx.window, ctx.spacing, ctx.gate, features_too, ctx.frame
+    grad, ungated = (only_at_frame(x, ctx.frame, q.shape[2]) for x in (grad, ungated))
+    q_, features_, weights_ = operator.backward(
+        grad, ungated, q, features, weights, ctx.window, ctx.spacing, ctx.gate, features_too
     )
     return q_, features_ if features_too else None, weights_, None, None, None, None, None
 
 
-_operator.register_autograd(_gradients, setup_context=_setup_context)
+operator = Operator(
+    "distance_penalty",
+    _forward,
+    _backward,
+    fake=_fake,
+    fake_backward=_fake_backward,
+    save=_save,
+    gradients=_gradients,
+    kernels={"triton": "deepmrf.ops.distance.gpu", "numba": "deepmrf.ops.distance.cpu"},
+    decided_by=("q", "features", "weights", "window"),
+)
 
 
 def distance_penalty(
@@ -259,18 +244,6 @@ def distance_penalty(
     """The triple penalty of the distance kernel; see the head of this module. Returns t (B, L, *S)."""
     steps = list(spacing) if spacing is not None else [1.0] * len(window)
     keep = gate and needs_gradient(q, features, weights)
-    only = ALL if frame is None else frame
-    call = _evaluate if at_once(q, features, weights) else _operator
-    result: Tensor = call(q, features, weights, list(window), steps, gate, keep, only)[0]
+    place = ALL if frame is None else frame
+    result: Tensor = operator(q, features, weights, list(window), steps, gate, keep, place)[0]
     return result
-
-
-def distance_sums(
-    q: Tensor, features: Tensor, window: Sequence[int], spacing: Sequence[float] | None = None
-) -> tuple[Tensor, Tensor]:
-    """The two terms apart, ungated and unweighted: (sum of |I_j - I_z|^2 q_z, sum of |j - z|^2 q_z)."""
-    colour, position = torch.eye(3, dtype=q.dtype, device=q.device)[:2]
-    return (
-        distance_penalty(q, features, colour, window, spacing, gate=False),
-        distance_penalty(q, features, position, window, spacing, gate=False),
-    )

@@ -1,7 +1,7 @@
-"""The distance kernel on the CPU, compiled by numba: exact, one pass over q, no temporaries but a few rows per thread.
+"""The distance kernel on the CPU, compiled by numba: exact, one pass over q, and only a few rows of temporaries.
 
-The equations are at the head of distance.py; the kernels and how they sum are in distance_numba_kernels.py (images)
-and distance_numba_deep.py (volumes with windows of many planes).
+The equations are in the package's docstring. The kernels are in cpu_kernels.py (images) and cpu_deep.py (volumes with
+windows of many planes).
 """
 
 from __future__ import annotations
@@ -13,27 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepmrf.ops.jobs import available, run_jobs
+from deepmrf.ops.jobs import run_jobs, suits_window_sums
 from deepmrf.ops.registry import Implementation
-from deepmrf.ops.window import ALL, Reach, box_sum, reaches
+from deepmrf.ops.window import ALL, Reach, box_sum, reaches, take_frame
 
-GROUP = 8
-"""Labels that share a job: the lanes of a vector."""
-DEEP = 2
-"""Planes in a window, per label in a vector's lanes, from which on running sums along the first axis pay."""
-
-
-def _suits(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) -> bool:
-    """1-D to 3-D floating-point maps on the CPU, where numba is installed."""
-    return (
-        available()
-        and q.device.type == features.device.type == weights.device.type == "cpu"
-        and 3 <= q.dim() <= 5
-        and len(window) == q.dim() - 2
-        and q.is_floating_point()
-        and q.numel() > 0
-        and not features.is_complex()
-    )
+LABELS_PER_JOB = 8
+"""As many as a vector has lanes."""
+DEEP_PLANES_PER_LABEL = 2
+"""Planes in a window, per label in a vector's lanes, from which on running sums along the first axis are faster."""
 
 
 def _array(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Any:
@@ -63,36 +50,39 @@ class _Problem:
         self.weights = weights.detach().to(torch.float64).numpy()
 
     def reach(self, mirrored: bool) -> list[Reach]:
-        """Reaches, cut to the image: borders are as long as a window reaches."""
+        """The reach of the window along each axis, cut to the image: borders are as long as a window reaches."""
         return [
             (min(before, n - 1), min(after, n - 1))
             for (before, after), n in zip(reaches(self.window, mirrored), self.size, strict=True)
         ]
 
     def run(
-        self, mode: int, gate: bool, grad: Any, kept: Any, out: Any, pulled: Any, frame: int = ALL
+        self, mode: int, gate: bool, grad: Any, ungated: Any, out: Any, pulled: Any, frame: int = ALL
     ) -> tuple[bool, Tensor]:
         """Every job of a mode: (did no NaN spread, the sums that are the gradients to the weights)."""
         from deepmrf.ops.distance import cpu_kernels as kernels
 
         images, labels = self.maps_shape[:2]
         reach = self.reach(mirrored=mode in (kernels.BACKWARD, kernels.PULL_BACK))
-        alone = frame != ALL and self.axes == 3 and mode == kernels.FORWARD
-        groups = -(-labels // GROUP)
-        # A plane is an image whose windows reach over other planes, which costs more with each of these and where
-        # lanes stay empty. Running sums along the first axis do not, but they take one label at a time.
-        deep = not alone and self.size[0] > 1 and (sum(reach[0]) + 1) * groups >= DEEP * labels
-        planes = [frame] if alone else [0] if deep else range(self.size[0])
-        # Labels add to the same gradient to the features, so one job must take them all there.
+        single = frame != ALL and self.axes == 3 and mode == kernels.FORWARD
+        groups = -(-labels // LABELS_PER_JOB)
+        # A plane is an image whose windows reach over other planes: each of these costs time, and so do empty lanes.
+        # Running sums along the first axis do not cost more for more planes, but they take one label at a time.
+        deep = not single and self.size[0] > 1 and (sum(reach[0]) + 1) * groups >= DEEP_PLANES_PER_LABEL * labels
+        planes = [frame] if single else [0] if deep else range(self.size[0])
+        # Labels add to the same gradient to the features, so one job must take all of them there.
         pull = mode in (kernels.PULL_AHEAD, kernels.PULL_BACK)
         group = labels if pull else -(-labels // groups)
         before, after = reach[0] if deep else reach[1]
         length = self.size[0] if deep else self.size[1]
-        # Strips of rows (or of planes) make jobs for every thread, but each begins by filling a window, at half a row's
-        # cost or less.
+        # Strips of rows (or of planes) make jobs for every thread, but each strip begins by filling a window, at half
+        # the cost of its rows or less.
         threads, jobs = torch.get_num_threads(), images * -(-labels // group) * len(planes)
-        most = max(1, min(4 * threads, length // max(before + after, 8)))
-        strips = min(range(1, most + 1), key=lambda n: -(-jobs * n // threads) * (length / n + 0.5 * (before + after)))
+        max_strips = max(1, min(4 * threads, length // max(before + after, 8)))
+        strips = min(
+            range(1, max_strips + 1),
+            key=lambda count: -(-jobs * count // threads) * (length / count + 0.5 * (before + after)),
+        )
         plan = [
             (image, label, plane, length * strip // strips, length * (strip + 1) // strips)
             for image in range(images)
@@ -100,35 +90,35 @@ class _Problem:
             for plane in planes
             for strip in range(strips)
         ]
-        keep = mode == kernels.FORWARD and kept is not self.q
+        keep = mode == kernels.FORWARD and ungated is not self.q
         axes = slice(0, 3) if deep else slice(1, 3)
         spacing = self.spacing[axes]
         sides = tuple(side for pair in reach[axes] for side in pair)
         sums = torch.zeros(len(plan), 3, dtype=torch.float64)
-        begin: Callable[..., bool]
+        kernel: Callable[..., bool]
         if deep:
             from deepmrf.ops.distance.cpu_deep import deep_job
 
-            begin = partial(deep_job, mode, self.size[1])
+            kernel = partial(deep_job, mode, self.size[1])
         else:
             channels = (0,) * self.features.shape[1]
-            begin = partial(kernels.job, kernels.NORMS[mode], channels, mode, self.size[1])
-        clean = [True] * len(plan)
+            kernel = partial(kernels.job, kernels.NORMS[mode], channels, mode, self.size[1])
 
-        def one(index: int) -> None:
+        def job(index: int) -> bool:
             image, label, plane, first, last = plan[index]
             around = (max(plane - reach[0][0], 0), min(plane + reach[0][1] + 1, self.size[0]))
-            shape = () if deep else (plane, around, self.spacing[0])
-            for start in range(label, min(label + group, labels), GROUP):
-                part = (image, slice(start, min(start + GROUP, label + group)))
-                clean[index] &= begin(
-                    *shape, self.q[part], grad[part], kept[part], self.features[image], self.mean[image], self.scale,
+            place = () if deep else (plane, around, self.spacing[0])
+            clean = True
+            for start in range(label, min(label + group, labels), LABELS_PER_JOB):
+                part = (image, slice(start, min(start + LABELS_PER_JOB, label + group)))
+                clean &= kernel(
+                    *place, self.q[part], grad[part], ungated[part], self.features[image], self.mean[image], self.scale,
                     self.weights, spacing, sides, gate, keep, out[part], pulled[image], sums[index].numpy(), first,
                     last,
                 )  # fmt: skip
+            return clean
 
-        run_jobs(one, len(plan))
-        return all(clean), sums.sum(0)
+        return all(run_jobs(job, len(plan))), sums.sum(0)
 
 
 def _bad(x: Tensor) -> Tensor:
@@ -138,10 +128,6 @@ def _bad(x: Tensor) -> Tensor:
 
 def _without(x: Tensor, bad: Tensor) -> Tensor:
     return torch.where(bad, torch.zeros((), dtype=x.dtype), x)
-
-
-def _wanted(x: Tensor, frame: int) -> Tensor:
-    return x if frame == ALL else x.select(2, frame).contiguous()
 
 
 def _touched(bad: Tensor, window: Sequence[int], mirrored: bool) -> Tensor:
@@ -163,28 +149,29 @@ def _forward(
 
     problem = _Problem(q, features, weights, window, spacing)
     out = torch.empty(q.shape, dtype=problem.dtype)
-    kept = torch.empty(q.shape if keep else 0, dtype=problem.dtype)
+    ungated = torch.empty(q.shape if keep else 0, dtype=problem.dtype)
     clean, _ = problem.run(
         FORWARD,
         gate,
         problem.q,
-        kept.view(problem.maps_shape).numpy() if keep else problem.q,
+        ungated.view(problem.maps_shape).numpy() if keep else problem.q,
         out.view(problem.maps_shape).numpy(),
         problem.features,
         frame,
     )
-    out, kept = _wanted(out, frame), _wanted(kept, frame) if keep else kept
+    out, ungated = take_frame(out, frame).contiguous(), take_frame(ungated, frame).contiguous() if keep else ungated
     if not clean and (bad := _bad(q) | _bad(features).any(1, keepdim=True)).any():
-        known = _without(features, _bad(features))
-        out, kept = _forward(_without(q, bad), known, weights, window, spacing, gate, keep, frame)
-        for result in (out, kept) if keep else (out,):
-            result.masked_fill_(_wanted(_touched(bad, window, mirrored=False), frame), torch.nan)
-    return out.to(q.dtype), kept.to(q.dtype)
+        finite = _without(features, _bad(features))
+        out, ungated = _forward(_without(q, bad), finite, weights, window, spacing, gate, keep, frame)
+        touched = take_frame(_touched(bad, window, mirrored=False), frame)
+        for result in (out, ungated) if keep else (out,):
+            result.masked_fill_(touched, torch.nan)
+    return out.to(q.dtype), ungated.to(q.dtype)
 
 
 def _backward(
     grad: Tensor,
-    kept: Tensor,
+    ungated: Tensor,
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -196,34 +183,34 @@ def _backward(
     from deepmrf.ops.distance.cpu_kernels import BACKWARD, PULL_AHEAD, PULL_BACK
 
     problem = _Problem(q, features, weights, window, spacing)
-    g = _array(grad, problem.dtype, problem.maps_shape)
-    ungated = _array(kept, problem.dtype, problem.maps_shape) if gate else problem.q
+    slope = _array(grad, problem.dtype, problem.maps_shape)
+    before_gate = _array(ungated, problem.dtype, problem.maps_shape) if gate else problem.q
     grad_q = torch.empty(q.shape, dtype=problem.dtype)
     clean, grad_weights = problem.run(
-        BACKWARD, gate, g, ungated, grad_q.view(problem.maps_shape).numpy(), problem.features
+        BACKWARD, gate, slope, before_gate, grad_q.view(problem.maps_shape).numpy(), problem.features
     )
     grad_features = torch.zeros(features.shape if features_too else 0, dtype=torch.float64)
     if features_too and features.shape[1]:
         pulled = grad_features.view(problem.features.shape).numpy()
         for mode in (PULL_AHEAD, PULL_BACK):
-            clean &= problem.run(mode, gate, g, problem.q, problem.q, pulled)[0]
+            clean &= problem.run(mode, gate, slope, problem.q, problem.q, pulled)[0]
     if not clean:
         bad_features = _bad(features)
         bad_q, bad_grad, bad_pixel = _bad(q), _bad(grad), bad_features.any(1, keepdim=True)
         bad = bad_grad | bad_pixel | bad_q if gate else bad_grad | bad_pixel  # what reaches the window sum
         if (bad | bad_q).any():
             grad_q, grad_features, _ = _backward(
-                _without(grad, bad), _without(kept, _bad(kept)) if gate else kept, _without(q, bad_q | bad_pixel),
-                _without(features, bad_features), weights, window, spacing, gate, features_too,
+                _without(grad, bad), _without(ungated, _bad(ungated)) if gate else ungated,
+                _without(q, bad_q | bad_pixel), _without(features, bad_features), weights, window, spacing, gate,
+                features_too,
             )  # fmt: skip
             grad_q.masked_fill_(_touched(bad, window, mirrored=True), torch.nan)
             if gate:
-                grad_q.masked_fill_(_bad(kept), torch.nan)
+                grad_q.masked_fill_(_bad(ungated), torch.nan)
             if features_too:
                 near = _touched(bad, window, True) | _touched(bad_q | bad_pixel, window, False)
                 grad_features.masked_fill_(near.any(1, keepdim=True), torch.nan)
     return grad_q.to(q.dtype), grad_features.to(q.dtype if features_too else torch.float64), grad_weights.to(weights)
 
 
-IMPLEMENTATION = Implementation("numba", _forward, _backward, _suits)
-"""For the table of distance.py, before plain PyTorch."""
+IMPLEMENTATION = Implementation("numba", _forward, _backward, suits_window_sums)

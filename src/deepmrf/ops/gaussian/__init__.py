@@ -14,14 +14,26 @@ With `frame`, t is computed for j at that place along the first axis alone, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.ops.distance import unit_features
-from deepmrf.ops.registry import Implementation, at_once, choose, needs_gradient
-from deepmrf.ops.window import ALL, Cut, Reach, accumulator, at_frame, offsets, only_at_frame, overlap, reaches
+from deepmrf.ops.registry import Operator, needs_gradient
+from deepmrf.ops.window import (
+    ALL,
+    Cut,
+    Reach,
+    accumulator,
+    at_frame,
+    offsets,
+    only_at_frame,
+    overlap,
+    reaches,
+    take_frame,
+)
 
 
 def gaussian_penalty_reference(
@@ -107,18 +119,19 @@ def _forward(
     keep: bool,
     frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
+    """(t, the weighted window sum before the gate if `keep`, else nothing)."""
     dtype = _working(q)
     x, (w, w_bias) = q.to(dtype), weights.to(dtype)
     total = _window_sum(x, _Similarity(features, bandwidths, spacing, dtype), window, frame).mul_(w)
     if frame != ALL:
         x, total = x.select(2, frame), total.squeeze(2)
-    kept = total.to(q.dtype, copy=True) if keep else q.new_empty(0)
-    return (total.mul_(x) if gate else total).add_(w_bias).to(q.dtype), kept
+    ungated = total.to(q.dtype, copy=True) if keep else q.new_empty(0)
+    return (total.mul_(x) if gate else total).add_(w_bias).to(q.dtype), ungated
 
 
 def _backward(
     grad: Tensor,
-    kept: Tensor,
+    ungated: Tensor,
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -129,8 +142,9 @@ def _backward(
     features_too: bool,
     frame: int = ALL,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One sweep over the offsets: all but q's gradient needs pair(j, z) = s(j, z) * sum over labels of pulled_j q_z.
+    """Gradients to q, features (empty unless asked for), weights and bandwidths.
 
+    One sweep over the offsets: all but q's gradient needs pair(j, z) = s(j, z) * sum over labels of pulled_j q_z.
     With `frame`, grad is known to be zero at the other places.
     """
     dtype = _working(q)
@@ -153,7 +167,7 @@ def _backward(
             grad_features[z] -= pull
     grad_q = back.mul_(w)
     if gate:
-        grad_q.addcmul_(g, kept.to(dtype))
+        grad_q.addcmul_(g, ungated.to(dtype))
     total, by_colour, by_place = sums.to(dtype)
     grad_weights = torch.stack([total, g.sum()])
     grad_bandwidths = torch.stack([w * by_colour / similarity.a**3, w * by_place / similarity.b**3])
@@ -165,11 +179,7 @@ def _backward(
     )
 
 
-IMPLEMENTATIONS: list[Implementation] = [Implementation("torch", _forward, _backward, lambda *_: True)]
-"""In order of preference; compiled kernels go before "torch"."""
-
-
-def _evaluate(
+def _fake(
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -180,20 +190,13 @@ def _evaluate(
     keep: bool,
     frame: int = ALL,
 ) -> tuple[Tensor, Tensor]:
-    """(t, the weighted window sum before the gate if `keep`, else nothing)."""
-    one = choose(IMPLEMENTATIONS, q, features, weights, window)
-    only = () if frame == ALL else (frame,)
-    result: tuple[Tensor, Tensor] = one.forward(q, features, weights, bandwidths, window, spacing, gate, keep, *only)
-    return result
+    out = torch.empty_like(take_frame(q, frame), memory_format=torch.contiguous_format)
+    return out, torch.empty_like(out) if keep else q.new_empty(0)
 
 
-_operator = torch.library.custom_op("deepmrf::gaussian_penalty", _evaluate, mutates_args=())
-
-
-@torch.library.custom_op("deepmrf::gaussian_penalty_backward", mutates_args=())
-def _operator_backward(
+def _fake_backward(
     grad: Tensor,
-    kept: Tensor,
+    ungated: Tensor,
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -204,49 +207,44 @@ def _operator_backward(
     features_too: bool,
     frame: int = ALL,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients to q, features (empty unless asked for), weights and bandwidths."""
-    one = choose(IMPLEMENTATIONS, q, features, weights, window)
-    grad, kept = (only_at_frame(x, frame, q.shape[2]) for x in (grad, kept))
-    only = () if frame == ALL else (frame,)
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = one.backward(
-        grad, kept, q, features, weights, bandwidths, window, spacing, gate, features_too, *only
+    grad_features = (
+        features.new_empty(features.shape, dtype=q.dtype) if features_too else q.new_empty(0, dtype=_working(q))
     )
-    return result
-
-
-@_operator.register_fake
-def _(q, features, weights, bandwidths, window, spacing, gate, keep, frame=ALL):  # type: ignore[no-untyped-def]
-    wanted = q if frame == ALL else q.select(2, frame)
-    out = torch.empty_like(wanted, memory_format=torch.contiguous_format)
-    return out, torch.empty_like(out) if keep else q.new_empty(0)
-
-
-@_operator_backward.register_fake
-def _(grad, kept, q, features, weights, bandwidths, window, spacing, gate, features_too, frame=ALL):  # type: ignore[no-untyped-def]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    pulled = features.new_empty(features.shape if features_too else 0, dtype=q.dtype if features_too else _working(q))
-    return out, pulled, torch.empty_like(weights), torch.empty_like(bandwidths)
+    return out, grad_features, torch.empty_like(weights), torch.empty_like(bandwidths)
 
 
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
     q, features, weights, bandwidths, ctx.window, ctx.spacing, ctx.gate, keep, ctx.frame = inputs
     if ctx.gate and not keep:
         raise RuntimeError("deepmrf::gaussian_penalty needs keep=True for a gradient through the gate.")
-    ctx.set_materialize_grads(False)  # zeros for the sum that is kept would be a tensor as large as q
+    ctx.set_materialize_grads(False)  # zeros for the gradient to the ungated sum would be a tensor as large as q
     ctx.save_for_backward(output[1], q, features, weights, bandwidths)
 
 
-def _gradients(ctx, grad, _):  # type: ignore[no-untyped-def]
+def _gradients(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 9
+    ungated, q, *parameters = ctx.saved_tensors
     features_too = ctx.needs_input_grad[1]
-    q_, features_, weights_, bandwidths_ = _operator_backward(
-        grad, *ctx.saved_tensors, ctx.window, ctx.spacing, ctx.gate, features_too, ctx.frame
+    grad, ungated = (only_at_frame(x, ctx.frame, q.shape[2]) for x in (grad, ungated))
+    q_, features_, weights_, bandwidths_ = operator.backward(
+        grad, ungated, q, *parameters, ctx.window, ctx.spacing, ctx.gate, features_too, ctx.frame
     )
     return q_, features_ if features_too else None, weights_, bandwidths_, None, None, None, None, None
 
 
-_operator.register_autograd(_gradients, setup_context=_setup_context)
+operator = Operator(
+    "gaussian_penalty",
+    _forward,
+    _backward,
+    fake=_fake,
+    fake_backward=_fake_backward,
+    save=_save,
+    gradients=_gradients,
+    kernels={"triton": "deepmrf.ops.gaussian.gpu", "numba": "deepmrf.ops.gaussian.cpu"},
+    decided_by=("q", "features", "weights", "window"),
+)
 
 
 def gaussian_penalty(
@@ -262,9 +260,8 @@ def gaussian_penalty(
     """The triple penalty of the Gaussian kernel; see the head of this module. Returns t (B, L, *S)."""
     steps = list(spacing) if spacing is not None else [1.0] * len(window)
     keep = gate and needs_gradient(q, features, weights, bandwidths)
-    only = ALL if frame is None else frame
-    call = _evaluate if at_once(q, features, weights, bandwidths) else _operator
-    result: Tensor = call(q, features, weights, bandwidths, list(window), steps, gate, keep, only)[0]
+    place = ALL if frame is None else frame
+    result: Tensor = operator(q, features, weights, bandwidths, list(window), steps, gate, keep, place)[0]
     return result
 
 

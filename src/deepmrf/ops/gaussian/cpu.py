@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.ops.distance import unit_features
-from deepmrf.ops.jobs import available, run_jobs
+from deepmrf.ops.jobs import run_jobs, suits_window_sums
 from deepmrf.ops.registry import Implementation
 from deepmrf.ops.window import ALL, box_sum, reaches
 
@@ -22,19 +22,6 @@ ROWS = 9
 """Rows of pixels in a job: whole groups."""
 SPAN = 1024
 """Pixels of a row in a job: their sums stay in the second cache."""
-
-
-def _suits(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) -> bool:
-    """1-D to 3-D floating-point maps on the CPU, where numba is installed."""
-    return (
-        available()
-        and q.device.type == features.device.type == weights.device.type == "cpu"
-        and 3 <= q.dim() <= 5
-        and len(window) == q.dim() - 2
-        and q.is_floating_point()
-        and q.numel() > 0
-        and not features.is_complex()
-    )
 
 
 def _spread(size: int) -> int:
@@ -213,5 +200,4 @@ def _backward(
     )
 
 
-IMPLEMENTATION = Implementation("numba", _forward, _backward, _suits)
-"""For the table of gaussian.py, before plain PyTorch."""
+IMPLEMENTATION = Implementation("numba", _forward, _backward, suits_window_sums)

@@ -11,12 +11,12 @@ This module imports numba: import it on first use only.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepmrf.ops.gaussian import cpu_vectors as gaussian_numba_vectors
 from deepmrf.ops.gaussian.cpu_vectors import (
     GROUP,
     MOST,
@@ -30,7 +30,7 @@ from deepmrf.ops.gaussian.cpu_vectors import (
     similarity_any_kept,
     weigh_pairs,
 )
-from deepmrf.ops.jobs import compiled, compiled_from, compiled_sums
+from deepmrf.ops.jobs import ANY_ORDER, compiled
 
 Array = NDArray[Any]
 
@@ -52,7 +52,7 @@ def aligned(size: int, like: Array) -> Array:
     return made[skip : skip + size]
 
 
-@compiled_from(gaussian_numba_vectors)
+@compiled
 def similarities(
     s: Array, colours: Array, to: int, features: Array, here: int, there: int, places: Array, place: int, size: int,
     keep: bool,
@@ -70,7 +70,7 @@ def similarities(
         similarity_any(s, colours, features, places, to, here, there, line, plane, count, place, row, size)
 
 
-@compiled_sums
+@partial(compiled, fastmath=ANY_ORDER)
 def inner(a: Array, b: Array) -> float:
     """<a, b> in double precision."""
     total = 0.0
@@ -79,7 +79,7 @@ def inner(a: Array, b: Array) -> float:
     return total
 
 
-@compiled_sums
+@partial(compiled, fastmath=ANY_ORDER)
 def sum_of(a: Array) -> float:
     """The sum in double precision."""
     total = 0.0
@@ -114,7 +114,7 @@ def finish(
                     done[i] = (mine[i] * (w * totals[i]) if gate else w * totals[i]) + bias
 
 
-@compiled_from(gaussian_numba_vectors)
+@compiled
 def job(
     mode: int,
     height: int,

@@ -18,13 +18,14 @@ Shapes: values (B, C, N), features (B, d, N). A lattice of one image serves a ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from deepmrf.ops.lattice import cpu
 from deepmrf.ops.lattice.build import Lattice, build_plain, neighbours_of_runs
-from deepmrf.ops.registry import Implementation, at_once, choose
+from deepmrf.ops.registry import Operator
 
 __all__ = ["Lattice", "build_lattice", "gaussian_filter", "gaussian_filter_reference", "lattice_filter"]
 
@@ -58,7 +59,10 @@ def _forward(
     vertices: int,
     transpose: bool,
 ) -> Tensor:
-    """One channel per column; the last row is zero, and stands for the vertices that do not exist (-1)."""
+    """The filter by the tensors of a lattice; tables are (run_ends,) if links are runs, else (), on a GPU `corners`.
+
+    One channel per column; the last row is zero, and stands for the vertices that do not exist (-1).
+    """
     images, points, sides = vertex.shape
     neighbours = links if links.dim() == 3 else neighbours_of_runs(links, tables[0], vertices)
     dtype = torch.promote_types(values.dtype, torch.float32)
@@ -79,14 +83,7 @@ def _forward(
     return out.view(values.shape).to(values.dtype)
 
 
-IMPLEMENTATIONS: list[Implementation] = [
-    cpu.IMPLEMENTATION,
-    Implementation("torch", _forward, _forward, lambda *_: True),
-]
-"""In order of preference; compiled kernels go before "torch"."""
-
-
-def _evaluate(
+def _fake(
     values: Tensor,
     vertex: Tensor,
     weight: Tensor,
@@ -95,32 +92,29 @@ def _evaluate(
     vertices: int,
     transpose: bool,
 ) -> Tensor:
-    """The filter by the tensors of a lattice; tables are (run_ends,) if links are runs, else (), on a GPU `corners`."""
-    implementation = choose(IMPLEMENTATIONS, values, vertex, weight, links)
-    result: Tensor = implementation.forward(values, vertex, weight, links, tables, vertices, transpose)
-    return result
-
-
-_operator = torch.library.custom_op("deepmrf::lattice_filter", _evaluate, mutates_args=())
-
-
-@_operator.register_fake
-def _(values, vertex, weight, links, tables, vertices, transpose):  # type: ignore[no-untyped-def]
     return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
     _, vertex, weight, links, tables, ctx.vertices, ctx.transpose = inputs
     ctx.save_for_backward(vertex, weight, links, *tables)
 
 
-def _gradients(ctx, grad):  # type: ignore[no-untyped-def]
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     vertex, weight, links, *tables = ctx.saved_tensors
-    back = _operator(grad.contiguous(), vertex, weight, links, tables, ctx.vertices, not ctx.transpose)
+    back = operator.backward(grad.contiguous(), vertex, weight, links, tables, ctx.vertices, not ctx.transpose)
     return back, None, None, None, [None] * len(tables), None, None
 
 
-_operator.register_autograd(_gradients, setup_context=_setup_context)
+operator = Operator(
+    "lattice_filter",
+    _forward,
+    fake=_fake,
+    save=_save,
+    gradients=_gradients,
+    kernels={"numba": "deepmrf.ops.lattice.cpu"},
+    decided_by=("values", "vertex", "weight", "links"),
+)
 
 
 def lattice_filter(values: Tensor, lattice: Lattice, *, transpose: bool = False) -> Tensor:
@@ -136,8 +130,7 @@ def lattice_filter(values: Tensor, lattice: Lattice, *, transpose: bool = False)
     tables: list[Tensor] = [lattice.run_ends] if lattice.links.dim() == 1 else []
     if values.is_cuda:
         tables = list(lattice.corners)
-    call = _evaluate if at_once(values) else _operator
-    result: Tensor = call(
+    result: Tensor = operator(
         values.contiguous(), lattice.vertex, lattice.weight, lattice.links, tables, lattice.vertices, transpose
     )
     return result

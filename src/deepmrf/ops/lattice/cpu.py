@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepmrf.ops.jobs import available, run_jobs
+from deepmrf.ops.jobs import run_jobs
 from deepmrf.ops.lattice.build import Lattice, key_multipliers, require_finite, scale_factors
-from deepmrf.ops.registry import Implementation
+from deepmrf.ops.registry import Implementation, installed
 
 MIN_POINTS_PER_PART = 4096
 MAX_CHANNELS_AT_ONCE = 64
@@ -22,7 +22,12 @@ MAX_CHANNELS_AT_ONCE = 64
 
 def can_build(features: Tensor) -> bool:
     """Float32 points on the CPU, where numba is installed."""
-    return available() and features.device.type == "cpu" and features.dtype == torch.float32 and features.numel() > 0
+    return (
+        installed("numba")
+        and features.device.type == "cpu"
+        and features.dtype == torch.float32
+        and features.numel() > 0
+    )
 
 
 def parts_of(points: int) -> list[tuple[int, int]]:

@@ -13,12 +13,13 @@ This module imports numba: import it on first use only.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepmrf.ops.jobs import compiled_exactly
+from deepmrf.ops.jobs import EXACT, compiled
 
 Array = NDArray[Any]
 
@@ -28,7 +29,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SMALLEST_BITS = 12
 
 
-@compiled_exactly
+@partial(compiled, fastmath=EXACT)
 def _slot(table: Array, key: Any, bits: int) -> Any:
     """The slot that holds the key, or the empty one where it belongs."""
     mask = (np.int64(1) << bits) - 1
@@ -38,7 +39,7 @@ def _slot(table: Array, key: Any, bits: int) -> Any:
     return slot
 
 
-@compiled_exactly
+@partial(compiled, fastmath=EXACT)
 def _grown(keys: Array, count: int, bits: int) -> Array:
     """A table of 2^bits slots with the first `count` keys."""
     table = np.zeros(2 << bits, np.int64)
@@ -49,7 +50,7 @@ def _grown(keys: Array, count: int, bits: int) -> Array:
     return table
 
 
-@compiled_exactly
+@partial(compiled, fastmath=EXACT)
 def _lift(features: Array, first: int, size: int, scales: Array, lifted: Array, origin: Array, rank: Array) -> None:
     """lifted, the nearest vertex of remainder 0 and the rank of each axis for `size` points; see build.py."""
     axes = features.shape[0]
@@ -87,7 +88,7 @@ def _lift(features: Array, first: int, size: int, scales: Array, lifted: Array, 
             origin[i, p] = (origin[i, p] + np.float32(wrap)) * sides
 
 
-@compiled_exactly
+@partial(compiled, fastmath=EXACT)
 def find_vertices(
     features: Array, start: int, stop: int, scales: Array, multipliers: Array, vertex: Array, weight: Array
 ) -> tuple[Array, int, Array, int]:
@@ -141,7 +142,7 @@ def find_vertices(
     return table, bits, keys, count
 
 
-@compiled_exactly
+@partial(compiled, fastmath=EXACT)
 def merge(
     table: Array, bits: int, keys: Array, count: int, other: Array, other_count: int
 ) -> tuple[Array, int, Array, int, Array]:
@@ -165,7 +166,7 @@ def merge(
     return table, bits, keys, count, numbers
 
 
-@compiled_exactly
+@partial(compiled, fastmath=EXACT)
 def renumber(vertex: Array, start: int, stop: int, numbers: Array) -> None:
     """vertex = numbers[vertex] for the points start .. stop - 1."""
     for n in range(start, stop):
@@ -173,7 +174,7 @@ def renumber(vertex: Array, start: int, stop: int, numbers: Array) -> None:
             vertex[n, r] = numbers[vertex[n, r]]
 
 
-@compiled_exactly
+@partial(compiled, fastmath=EXACT)
 def find_runs(table: Array, bits: int, keys: Array, count: int, step: int) -> Array:
     """Runs of neighbours along the axis of key `step`: vertices one after the other, ~vertex where a run begins."""
     after, linked = np.empty(count, np.int32), np.zeros(count, np.uint8)

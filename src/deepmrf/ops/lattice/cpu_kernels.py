@@ -22,18 +22,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepmrf.ops.jobs import compiled_from
-from deepmrf.ops.lattice import cpu_rows
+from deepmrf.ops.jobs import compiled
 from deepmrf.ops.lattice.cpu_rows import blur_runs, fetch, gather, scatter, softmax
 
 Array = NDArray[Any]
 
 PIXELS_AT_ONCE = 16
 HUGE = np.float32(1e30)
-_compiled = compiled_from(cpu_rows)
 
 
-@_compiled
+@compiled
 def _to_rows(
     values: Array, channels: int, first: int, size: int, width: int, fill: Any, sign: Any, out: Array, at: int
 ) -> None:
@@ -43,7 +41,7 @@ def _to_rows(
             out[at + p * width + c] = sign * values[c, first + p] if c < channels else fill
 
 
-@_compiled
+@compiled
 def _from_rows(rows: Array, channels: int, first: int, size: int, width: int, values: Array) -> None:
     """values[c, first + p] = rows[p, c] for `size` pixels."""
     for c in range(channels):
@@ -51,7 +49,7 @@ def _from_rows(rows: Array, channels: int, first: int, size: int, width: int, va
             values[c, first + p] = rows[p * width + c]
 
 
-@_compiled
+@compiled
 def splat(
     values: Array, start: int, stop: int, vertex: Array, weight: Array, corners: int, rows: Array, width: int
 ) -> None:
@@ -64,7 +62,7 @@ def splat(
             scatter(rows, block, vertex, weight, p * width, (first + p) * corners, corners, width)
 
 
-@_compiled
+@compiled
 def slice_rows(
     rows: Array,
     start: int,
@@ -88,7 +86,7 @@ def slice_rows(
         _from_rows(block, values.shape[0], first, size, width, values)
 
 
-@_compiled
+@compiled
 def blur(rows: Array, runs: Array, start: int, stop: int, last: int, base: int, width: int) -> None:
     """Blur along one axis, in place, the runs that begin at start .. stop - 1; the axis has runs up to last - 1."""
     while start < last and runs[start] >= 0:
@@ -98,14 +96,14 @@ def blur(rows: Array, runs: Array, start: int, stop: int, last: int, base: int, 
     blur_runs(rows, runs, start, stop, base, width)
 
 
-@_compiled
+@compiled
 def add_rows(rows: Array, others: Array, start: int, stop: int) -> None:
     """rows += others, for the numbers start .. stop - 1 of flat arrays."""
     for k in range(start, stop):
         rows[k] += others[k]
 
 
-@_compiled
+@compiled
 def mix_rows(rows: Array, matrix: Array, start: int, stop: int, width: int) -> None:
     """rows[m] = matrix rows[m] for the vertices start .. stop - 1; matrix (labels, labels)."""
     labels = matrix.shape[0]
@@ -120,7 +118,7 @@ def mix_rows(rows: Array, matrix: Array, start: int, stop: int, width: int) -> N
         rows[at : at + width] = mixed
 
 
-@_compiled
+@compiled
 def scores_of(unary: Array, start: int, stop: int, width: int, scores: Array) -> None:
     """scores = -unary, pixel by pixel, for the pixels start .. stop - 1."""
     for first in range(start, stop, PIXELS_AT_ONCE):
@@ -128,7 +126,7 @@ def scores_of(unary: Array, start: int, stop: int, width: int, scores: Array) ->
         _to_rows(unary, unary.shape[0], first, size, width, -HUGE, np.float32(-1), scores, first * width)
 
 
-@_compiled
+@compiled
 def join(
     vertex: Array, weight: Array, before: Array, after: Array, factor: float, start: int, stop: int, shared: int,
     base: int, column: int, joined: Array, take: Array, give: Array, private: Array, home: Array, used: int,
@@ -155,7 +153,7 @@ def join(
     return count
 
 
-@_compiled
+@compiled
 def place_private(joined: Array, start: int, stop: int, base: int) -> None:
     """Private rows -1, -2, .. become base, base + 1, .."""
     for n in range(start, stop):
@@ -164,7 +162,7 @@ def place_private(joined: Array, start: int, stop: int, base: int) -> None:
                 joined[n, c] = base - 1 - joined[n, c]
 
 
-@_compiled
+@compiled
 def collect_private(rows: Array, home: Array, base: int, width: int) -> None:
     """rows[home] += private rows."""
     for k in range(len(home)):
@@ -173,7 +171,7 @@ def collect_private(rows: Array, home: Array, base: int, width: int) -> None:
             rows[to + c] += rows[at + c]
 
 
-@_compiled
+@compiled
 def return_private(rows: Array, home: Array, base: int, width: int) -> None:
     """Private rows = rows[home]."""
     for k in range(len(home)):
@@ -182,7 +180,7 @@ def return_private(rows: Array, home: Array, base: int, width: int) -> None:
             rows[at + c] = rows[to + c]
 
 
-@_compiled
+@compiled
 def step(
     scores: Array, rows: Array, vertex: Array, take: Array, give: Array, start: int, stop: int, corners: int,
     width: int, first_step: bool, last_step: bool, far: bool, new_rows: Array, q: Array,

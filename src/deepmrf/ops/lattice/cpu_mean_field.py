@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepmrf.ops.jobs import available, run_jobs
+from deepmrf.ops.jobs import run_jobs
 from deepmrf.ops.lattice.cpu import blur_rows, parts_of, width_of, zero_rows
 from deepmrf.ops.lattice.terms import PairwiseTerm
+from deepmrf.ops.registry import installed
 
 MAX_BYTES_NEAR = 8 << 20
 """Rows above this do not stay in the caches."""
@@ -28,7 +29,7 @@ def suits(unary: Tensor, terms: Sequence[PairwiseTerm]) -> bool:
     """Float32 on the CPU, where numba is installed."""
     tensors = [unary, *(t.lattice.weight for t in terms)]
     ours = all(t.lattice.links.dim() == 1 for t in terms)
-    return ours and available() and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+    return ours and installed("numba") and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
 
 
 def mean_field(unary: Tensor, terms: Sequence[PairwiseTerm], iterations: int) -> Tensor:

@@ -1,0 +1,146 @@
+"""Compiling without a cache or with a damaged one, naming cached code, and sharing jobs between threads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import deepmrf
+from deepmrf.ops import jobs
+
+pytest.importorskip("numba")
+
+RUN_ALL = """
+import torch
+from deepmrf import ops
+from deepmrf.ops.contexts import cpu_kernels as contexts
+from deepmrf.ops.distance import cpu_kernels as distance
+from deepmrf.ops.gaussian import cpu_kernels as gaussian
+q, image = torch.rand(1, 2, 9, 10), torch.rand(1, 3, 9, 10)
+with ops.use("numba"), torch.inference_mode():
+    results = [
+        ops.distance_penalty(q, image, torch.ones(3), (3, 3)),
+        ops.gaussian_penalty(q, image, torch.ones(2), torch.ones(2), (3, 3)),
+        ops.label_contexts(q, torch.ones(4, 2, 3, 3), torch.zeros(4), 2),
+    ]
+print(all(torch.isfinite(result).all() for result in results))
+print([kernel.stats.cache_path for kernel in (contexts.forward_tiles, distance.job, gaussian.job)])
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the package in which no folder can hold a cache: root may write everywhere, but not below a file."""
+    copy = tmp_path / "src" / "deepmrf"
+    shutil.copytree(Path(deepmrf.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "pretrained"))
+    for name in ("ops", "ops/contexts", "ops/distance", "ops/gaussian"):
+        (copy / name / "__pycache__").write_text("a file where a folder should be")
+    return tmp_path / "src"
+
+
+def test_every_operator_runs_where_no_cache_can_be_written(package):
+    nowhere = dict.fromkeys(("NUMBA_CACHE_DIR", "HOME", "XDG_CACHE_HOME"), "/dev/null/x")
+    result = subprocess.run(
+        [sys.executable, "-c", RUN_ALL],
+        env={**os.environ, **nowhere, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["True", "[None, None, None]"]
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    """A function that compiles a kernel as a new process does, with a cache of its own."""
+    numba = pytest.importorskip("numba")
+    monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "cpu_kernels.py"
+    source.write_text("def double(x):\n    return 2 * x\n")
+
+    def compile_kernel():
+        names = {}
+        exec(compile(source.read_text(), source, "exec"), names)
+        return jobs.compiled(names["double"])
+
+    return compile_kernel
+
+
+def test_a_second_process_finds_the_compiled_code(kernel):
+    assert kernel()(3) == 6
+    second = kernel()
+    assert second(3) == 6
+    assert len(second.stats.cache_hits) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged"])
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_a_damaged_cache_is_written_anew(kernel, tmp_path, suffix, content):
+    assert kernel()(3) == 6
+    [file] = tmp_path.glob(f"cache/*/*.{suffix}")
+    file.write_bytes(content)
+    second, third = kernel(), kernel()
+    assert second(3) == third(3) == 6
+    assert not second.stats.cache_hits
+    assert len(third.stats.cache_hits) == 1
+
+
+def test_a_cache_that_can_no_longer_be_written_costs_nothing(kernel, tmp_path):
+    double = kernel()
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    assert double(3) == 6
+
+
+def test_cached_code_is_named_after_the_files_it_is_made_of(tmp_path):
+    (tmp_path / "cpu_sums.py").write_text("LANES = 8")
+    before = jobs._digest(tmp_path)
+    jobs._digest.cache_clear()
+    assert jobs._digest(tmp_path) == before
+    (tmp_path / "cpu_sums.py").write_text("LANES = 4")
+    jobs._digest.cache_clear()
+    assert jobs._digest(tmp_path) != before
+    assert (
+        len({jobs._digest(Path(jobs.__file__).with_name(name)) for name in ("distance", "gaussian", "contexts")}) == 3
+    )
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_order(threads):
+    assert jobs.run_jobs(lambda index: index * index, 20) == [index * index for index in range(20)]
+    assert jobs.run_jobs(lambda index: index, 0) == []
+
+
+def test_an_error_in_a_job_is_raised(threads):
+    def job(index: int) -> None:
+        if index == 7:
+            raise ValueError("job 7")
+
+    with pytest.raises(ValueError, match="job 7"):
+        jobs.run_jobs(job, 20)
+
+
+def test_jobs_share_the_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    barrier = threading.Barrier(2, timeout=20)
+    try:
+        jobs.run_jobs(lambda _: barrier.wait(), 2)
+    finally:
+        torch.set_num_threads(before)
