@@ -18,9 +18,9 @@ def test_label_ids_become_train_ids(root):
     item = dataset[0]
     assert (item.name, item.sequence, item.frame) == (NAME, "ulm_000003", 19)
     _, mask = dataset.read(item)
-    kept = {7: 0, 8: 1, 11: 2, 12: 3, 13: 4, 17: 5, 19: 6, 20: 7, 21: 8, 22: 9, 23: 10}
-    kept |= {24: 11, 25: 12, 26: 13, 27: 14, 28: 15, 31: 16, 32: 17, 33: 18}
-    np.testing.assert_array_equal(mask[0], [kept.get(i, 255) for i in [*range(34), 255]])
+    labels = {7: 0, 8: 1, 11: 2, 12: 3, 13: 4, 17: 5, 19: 6, 20: 7, 21: 8, 22: 9, 23: 10}
+    labels |= {24: 11, 25: 12, 26: 13, 27: 14, 28: 15, 31: 16, 32: 17, 33: 18}
+    np.testing.assert_array_equal(mask[0], [labels.get(i, 255) for i in [*range(34), 255]])
 
 
 def test_frames_around_a_labelled_one(root, save):

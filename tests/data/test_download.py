@@ -116,11 +116,11 @@ def test_server_without_ranges(server, tmp_path):
 def test_corrupt_half_is_fetched_anew(server, tmp_path):
     server.files["a.bin"] = CONTENT
     (tmp_path / "a.bin.part").write_bytes(b"x" * 1000)
-    said = []
-    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", len(CONTENT), MD5, **QUIET | {"say": said.append})
+    messages = []
+    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", len(CONTENT), MD5, **QUIET | {"say": messages.append})
     assert (tmp_path / "a.bin").read_bytes() == CONTENT
     assert server.requests == ["bytes=1000-", None]
-    assert "fetching all of it again" in said[0]
+    assert "fetching all of it again" in messages[0]
 
 
 def test_halves_of_two_versions_never_meet(server, tmp_path):
@@ -134,8 +134,8 @@ def test_halves_of_two_versions_never_meet(server, tmp_path):
 
 def test_complete_or_overlong_part(server, tmp_path):
     server.files["a.bin"] = CONTENT
-    for kept in (CONTENT, CONTENT + b"more"):
-        (tmp_path / "a.bin.part").write_bytes(kept)
+    for content in (CONTENT, CONTENT + b"more"):
+        (tmp_path / "a.bin.part").write_bytes(content)
         fetch(f"{server.url}/a.bin", tmp_path / "a.bin", None, MD5, **QUIET)
         assert (tmp_path / "a.bin").read_bytes() == CONTENT
 
@@ -153,9 +153,9 @@ def test_corrupt_file_is_deleted(server, tmp_path):
 
 def test_unknown_checksums_are_admitted(server, tmp_path):
     server.files["a.bin"] = CONTENT
-    said = []
-    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", **QUIET | {"say": said.append})
-    assert said == [
+    messages = []
+    fetch(f"{server.url}/a.bin", tmp_path / "a.bin", **QUIET | {"say": messages.append})
+    assert messages == [
         f"No checksum is known for a.bin; the downloaded file has the sha256 {hashlib.sha256(CONTENT).hexdigest()}."
     ]
 

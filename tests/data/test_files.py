@@ -168,16 +168,16 @@ def test_damaged_bytes_are_an_image_or_a_sentence(tmp_path, ending):
     rng = np.random.default_rng(0)
     path = tmp_path / f"a.{ending}"
     Image.fromarray(rng.integers(0, 256, (24, 20, 3), dtype=np.uint8)).save(path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     sentences = []
     for _ in range(60):
-        damaged = bytearray(whole[: rng.integers(1, len(whole) + 1)] if rng.random() < 0.3 else whole)
-        for place in rng.integers(0, min(len(damaged), 200), 4):
-            damaged[place] = rng.integers(0, 256)
+        damaged = bytearray(content[: rng.integers(1, len(content) + 1)] if rng.random() < 0.3 else content)
+        for index in rng.integers(0, min(len(damaged), 200), 4):
+            damaged[index] = rng.integers(0, 256)
         path.write_bytes(damaged)
         try:
             assert read_image(path, 1_000_000).ndim == 3
         except DataError as why:
             sentences.append(str(why))
     assert sentences
-    assert all(str(path) in one and "\n" not in one for one in sentences)
+    assert all(str(path) in sentence and "\n" not in sentence for sentence in sentences)

@@ -122,12 +122,12 @@ def test_bad_folders(tmp_path, save, pair):
 
 
 def test_written_datasets_read_back(tmp_path):
-    made = synthetic((16, 24), count=2, frames=3)
+    dataset = synthetic((16, 24), count=2, frames=3)
     seen = []
-    back = folder(write_folder(made, tmp_path, "train", lambda done, total: seen.append((done, total))), "train")
+    back = folder(write_folder(dataset, tmp_path, "train", lambda done, total: seen.append((done, total))), "train")
     assert seen[-1] == (6, 6)
-    assert back.labels == made.labels
-    assert [(i.name, i.sequence, i.frame) for i in back] == [(i.name, i.sequence, i.frame) for i in made]
-    for one, other in zip(made, back, strict=True):
-        for a, b in zip(made.read(one), back.read(other), strict=True):
+    assert back.labels == dataset.labels
+    assert [(i.name, i.sequence, i.frame) for i in back] == [(i.name, i.sequence, i.frame) for i in dataset]
+    for item, other in zip(dataset, back, strict=True):
+        for a, b in zip(dataset.read(item), back.read(other), strict=True):
             np.testing.assert_array_equal(a, b)

@@ -10,12 +10,12 @@ HEAD, HAT, BODY, BALL, SHADOW = range(1, 6)
 
 
 def test_seed_decides():
-    one, same, other = synthetic(count=3), synthetic(count=3), synthetic(count=3, seed=1)
-    for a, b in zip(one, same, strict=True):
-        np.testing.assert_array_equal(one.read(a)[0], same.read(b)[0])
-    assert any((one.read(a)[1] != other.read(b)[1]).any() for a, b in zip(one, other, strict=True))
-    assert (one.read(one[0])[0] != synthetic(split="val").read(one[0])[0]).any()
-    assert (one.read(one[0])[0] != one.read(one[1])[0]).any()
+    dataset, same, other = synthetic(count=3), synthetic(count=3), synthetic(count=3, seed=1)
+    for a, b in zip(dataset, same, strict=True):
+        np.testing.assert_array_equal(dataset.read(a)[0], same.read(b)[0])
+    assert any((dataset.read(a)[1] != other.read(b)[1]).any() for a, b in zip(dataset, other, strict=True))
+    assert (dataset.read(dataset[0])[0] != synthetic(split="val").read(dataset[0])[0]).any()
+    assert (dataset.read(dataset[0])[0] != dataset.read(dataset[1])[0]).any()
 
 
 def test_hats_are_above_heads_and_bodies_below():
@@ -41,8 +41,8 @@ def accuracy(dataset, labels_alike, radius):
         cost = ((image[..., None, :].astype(float) - _PAINT) ** 2).sum(-1)  # (H, W, L)
         padded = np.pad(cost, ((radius, radius), (radius, radius), (0, 0)), mode="edge")
         windows = np.lib.stride_tricks.sliding_window_view(padded, (2 * radius + 1,) * 2, axis=(0, 1))
-        found = windows.sum((-2, -1)).argmin(-1)
-        right += (labels_alike[found] == labels_alike[mask]).sum()
+        best = windows.sum((-2, -1)).argmin(-1)
+        right += (labels_alike[best] == labels_alike[mask]).sum()
         total += mask.size
     return right / total
 

@@ -115,8 +115,8 @@ def test_colours_shift_but_the_mask_does_not(backend):
     assert ratio.std() < 0.01
     assert abs(ratio[0] - 1) > 0.02
     grey = np.full_like(images, 90)
-    kept, _ = Augment(scale=(1, 1), brightness=0, contrast=0, saturation=1, hue=0.5)(rng(), grey, masks)
-    assert np.abs(kept.astype(int) - 90).max() <= 1  # grey has neither hue nor saturation
+    recoloured, _ = Augment(scale=(1, 1), brightness=0, contrast=0, saturation=1, hue=0.5)(rng(), grey, masks)
+    assert np.abs(recoloured.astype(int) - 90).max() <= 1  # grey has neither hue nor saturation
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ def softmax(x):
 
 def all_pairs(log_p, image, mu, iterations, smoothness, normalize, size=SIZE):
     """log_p (P, L), image (P, F): q after some iterations of q_i ~ exp(ln p_i - mu sum over z != i of k(i, z) q_z)."""
-    place = [np.array(p) * SETTINGS["spacing"] for p in np.ndindex(*size)]
-    bilateral, spatial = np.zeros((2, len(place), len(place)))
-    for i in range(len(place)):
-        for z in range(len(place)):
+    positions = [np.array(p) * SETTINGS["spacing"] for p in np.ndindex(*size)]
+    bilateral, spatial = np.zeros((2, len(positions), len(positions)))
+    for i in range(len(positions)):
+        for z in range(len(positions)):
             if z != i:
-                far = ((place[i] - place[z]) ** 2).sum()
+                far = ((positions[i] - positions[z]) ** 2).sum()
                 unlike = ((image[i] - image[z]) ** 2).sum()
                 bilateral[i, z] = math.exp(
                     -unlike / (2 * SETTINGS["colour_width"] ** 2) - far / (2 * SETTINGS["position_width"] ** 2)
@@ -122,9 +122,9 @@ def test_dense_crf_cleans_a_noisy_mask():
     image = clean.expand(-1, 3, -1, -1) * 0.6 + 0.2
     noisy = torch.where(torch.rand(clean.shape) < 0.2, 1 - clean, clean)
     log_p = torch.cat([1 - noisy, noisy], 1).mul(0.4).add(0.3).log()
-    found = dense_crf(2, window=15)(log_p, image).argmax(1, keepdim=True)
+    labels = dense_crf(2, window=15)(log_p, image).argmax(1, keepdim=True)
     assert (noisy != clean).float().mean() > 0.1
-    assert torch.equal(found, clean.long())
+    assert torch.equal(labels, clean.long())
 
 
 @pytest.mark.parametrize(

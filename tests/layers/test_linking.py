@@ -67,9 +67,9 @@ SCENE = Scene()
 
 
 def test_the_check_finds_what_the_square_hides():
-    found = SCENE.flow().trajectories(2, 2)
+    trajectories = SCENE.flow().trajectories(2, 2)
     hidden = 0
-    for dt, (way, reliable) in found.items():
+    for dt, (way, reliable) in trajectories.items():
         for j in itertools.product(range(4), *map(range, SCENE.size)):
             z = SCENE.trajectory(j, dt)
             assert bool(reliable[(0, 0, *j)]) == (z is not None), (dt, j)
@@ -186,8 +186,8 @@ def test_the_whole_step_over_true_trajectories(kernel, agree):
                 j = (i[0], i[1] + dy, i[2] + dx)
                 there = SCENE.trajectory(j, dt) if all(0 <= a < n for a, n in zip(j, size, strict=True)) else None
                 if there is not None:
-                    place = [o + n // 2 for o, n in zip((dt, dy, dx), context_size, strict=True)]
-                    o13 += weight[(..., *place)] @ t[(slice(None), *there)]
+                    index = [o + n // 2 for o, n in zip((dt, dy, dx), context_size, strict=True)]
+                    o13 += weight[(..., *index)] @ t[(slice(None), *there)]
             penalty[(slice(None), *i)] = o13.reshape(labels, contexts).min(1)
         q = np.exp(unary - penalty)
         q /= q.sum(0)
@@ -242,11 +242,11 @@ def test_motion_between_pixels_by_loops(kernel, window, agree):
             y, x = j[1] + dy, j[2] + dx
             if not (0 <= j[0] + dt < size[0] and 0 <= y < size[1] and 0 <= x < size[2]):
                 continue
-            place = follow(b, j[0], y, x, dt)
-            if place is None:
+            position = follow(b, j[0], y, x, dt)
+            if position is None:
                 continue
-            near, _ = sample(q[b, :, j[0] + dt], place[1], place[0])
-            colours, _ = sample(image[b, :, j[0] + dt], place[1], place[0])
+            near, _ = sample(q[b, :, j[0] + dt], position[1], position[0])
+            colours, _ = sample(image[b, :, j[0] + dt], position[1], position[0])
             colour = (image[(b, slice(None), *j)] - colours).square().sum().item()
             total[(b, slice(None), *j)] += d(colour, dt, dy, dx) * near
     agree(penalty(q, image, None, Links.along(flow, torch.float64, (2, 2))), 0.7 * q * total + 0.1, 1e-9)
@@ -468,10 +468,10 @@ def test_inflated_it_gives_every_frame_the_same(chosen, frames, agree):
     if mrf.unary == "sigmoid":
         log_p = functional.logsigmoid(log_p)
     expected = torch.stack([mrf(log_p[:, :, t], image[:, :, t]) for t in range(4)], 2)
-    made = mrf.inflate(*frames, frame_spacing=3.0)
-    agree(made(log_p, image), expected)
-    agree(made(log_p, image, random_flow(2, 4, (5, 6))), expected)
-    agree(made(log_p[:, :, :1], image[:, :, :1]), expected[:, :, :1])
+    inflated = mrf.inflate(*frames, frame_spacing=3.0)
+    agree(inflated(log_p, image), expected)
+    agree(inflated(log_p, image, random_flow(2, 4, (5, 6))), expected)
+    agree(inflated(log_p[:, :, :1], image[:, :, :1]), expected[:, :, :1])
 
 
 def test_inflated_in_double_precision_all_digits_agree(double_default, agree):
@@ -500,24 +500,24 @@ def test_inflated_it_learns_from_the_first_step(chosen, linked):
 
 
 def test_inflated_it_is_rebuilt_from_its_settings():
-    made = flat(kernel="gaussian", spacing=(1.0, 2.0)).inflate(3, 2, frame_spacing=5.0)
-    settings = json.loads(json.dumps(made.settings))
+    inflated = flat(kernel="gaussian", spacing=(1.0, 2.0)).inflate(3, 2, frame_spacing=5.0)
+    settings = json.loads(json.dumps(inflated.settings))
     assert (settings["dims"], settings["window"], settings["context_size"]) == (3, [3, 5, 5], [2, 3, 3])
     assert settings["spacing"] == [5.0, 1.0, 2.0]
     again = MeanField(**settings)
-    again.load_state_dict(made.state_dict())
+    again.load_state_dict(inflated.state_dict())
     log_p, image = clip()
     flow = random_flow(2, 4, (5, 6))
-    assert torch.equal(again(log_p, image, flow), made(log_p, image, flow))
+    assert torch.equal(again(log_p, image, flow), inflated(log_p, image, flow))
 
 
 def test_inflated_keeps_precision_and_leaves_the_original_alone():
     mrf = flat().double()
     before = copy.deepcopy(mrf.state_dict())
-    made = mrf.inflate()
-    assert {p.dtype for p in made.parameters()} == {torch.float64}
+    inflated = mrf.inflate()
+    assert {p.dtype for p in inflated.parameters()} == {torch.float64}
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in inflated.parameters():
             parameter.add_(1)
     for name, value in mrf.state_dict().items():
         assert torch.equal(value, before[name])
@@ -527,12 +527,12 @@ def test_other_frames_weigh_what_is_learned(agree):
     """t = the frame's own + frame_weights * the others'."""
     penalty = TriplePenalty((3, 3, 3), dims=3, temporal=True).requires_grad_(False)
     q, image = torch.rand(1, 2, 3, 4, 5), torch.rand(1, 3, 3, 4, 5)
-    made = []
+    results = []
     for weight in (0.0, 1.0, 0.25):
         penalty.frame_weights.fill_(weight)
-        made.append(penalty(q, image))
-    agree(made[2], made[0] + 0.25 * (made[1] - made[0]))
-    assert (made[1] - made[0]).abs().max() > 0.01
+        results.append(penalty(q, image))
+    agree(results[2], results[0] + 0.25 * (results[1] - results[0]))
+    assert (results[1] - results[0]).abs().max() > 0.01
 
 
 # Errors

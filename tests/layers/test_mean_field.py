@@ -76,8 +76,8 @@ def test_equals_the_papers_update(size, window, context_size, iterations, newq, 
         return 0.5 * (2.0 * colour + 0.25 * position)
 
     def mu(k, i, u, j, v):
-        place = [jj - ii + n // 2 for ii, jj, n in zip(i, j, context_size, strict=True)]
-        return weight[(u * contexts + k, v, *place)]
+        index = [jj - ii + n // 2 for ii, jj, n in zip(i, j, context_size, strict=True)]
+        return weight[(u * contexts + k, v, *index)]
 
     phi, q = -log_p[0].numpy(), log_p[0].exp().numpy()
     bias = mrf.label_contexts.bias.numpy().reshape(labels, contexts)
@@ -494,8 +494,8 @@ def test_iterations_may_be_set_later(agree):
     mrf = small()
     mrf.iterations = 3
     log_p, image = inputs()
-    for made in (copy.deepcopy(mrf), mrf.inflate(), mrf.compress(stride=2), MeanField(**mrf.settings)):
-        assert made.iterations == 3
+    for copied in (copy.deepcopy(mrf), mrf.inflate(), mrf.compress(stride=2), MeanField(**mrf.settings)):
+        assert copied.iterations == 3
     other = small(iterations=3)
     other.load_state_dict(mrf.state_dict())
     agree(mrf(log_p, image), other(log_p, image))

@@ -68,8 +68,8 @@ def test_goes_wherever_the_mean_field_goes():
     assert mrf.settings["temperature"] == 1.5
     assert "temperature=1.5" in repr(mrf)
     assert "temperature" not in repr(small())
-    for made in (copy.deepcopy(mrf), mrf.inflate(), mrf.compress(stride=2), MeanField(**mrf.settings)):
-        assert made.temperature == 1.5
+    for copied in (copy.deepcopy(mrf), mrf.inflate(), mrf.compress(stride=2), MeanField(**mrf.settings)):
+        assert copied.temperature == 1.5
     other = mrf.inflate()
     other.temperature = 2
     assert (other.temperature, mrf.temperature) == (2.0, 1.5)

@@ -40,10 +40,10 @@ def colour_step(image, b, j, z):
 
 
 def layer(**settings):
-    made = TriplePenalty(WINDOW, spacing=SPACING, **{"average": False, **settings}).double().requires_grad_(False)
-    made.scale.fill_(0.7)
-    made.shift.fill_(0.1)
-    return made
+    penalty = TriplePenalty(WINDOW, spacing=SPACING, **{"average": False, **settings}).double().requires_grad_(False)
+    penalty.scale.fill_(0.7)
+    penalty.shift.fill_(0.1)
+    return penalty
 
 
 def test_two_pixels():

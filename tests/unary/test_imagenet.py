@@ -101,14 +101,14 @@ def test_vgg16_sees_edges_and_more(network, cat):
     report = network.eval().load_imagenet(weights("vgg16_imagenet_features.safetensors"))
     assert len(report.loaded) == 26
     assert not report.unused
-    kept = {}
+    captured = {}
     deepest = network.b8 if isinstance(network, VGG16) else network.encoder[-1]
-    deepest.register_forward_hook(lambda _, __, out: kept.update(out=out))
+    deepest.register_forward_hook(lambda _, __, out: captured.update(out=out))
     with torch.no_grad():
         network(cat)
-        of_cat = kept["out"]
+        of_cat = captured["out"]
         network(torch.full_like(cat, 0.5))
-        of_grey = kept["out"]
+        of_grey = captured["out"]
     assert of_cat.isfinite().all()
     assert 0.005 < (of_cat > 0).float().mean() < 0.5  # deep rectified features are sparse
     assert of_cat.max() > 2 * of_grey[..., 5:-5, 5:-5].max()  # and answer to a cat, not to grey

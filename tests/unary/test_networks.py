@@ -51,10 +51,10 @@ def test_images_of_a_batch_do_not_mix_in_eval(network, agree):
 
 
 def test_a_network_in_half_precision_takes_any_image(network):
-    made = build(network.name, **network.config).eval().to(torch.bfloat16)
+    model = build(network.name, **network.config).eval().to(torch.bfloat16)
     with torch.no_grad():
-        assert made(torch.rand(1, 3, 17, 20)).dtype == torch.bfloat16
-        assert made(torch.zeros(1, 3, 17, 20, dtype=torch.uint8)).dtype == torch.bfloat16
+        assert model(torch.rand(1, 3, 17, 20)).dtype == torch.bfloat16
+        assert model(torch.zeros(1, 3, 17, 20, dtype=torch.uint8)).dtype == torch.bfloat16
 
 
 COARSE = [("fast", 4), ("fast", 8), ("strong", 2), ("strong", 4), ("strong", 8)]
@@ -63,14 +63,14 @@ COARSE = [("fast", 4), ("fast", 8), ("strong", 2), ("strong", 4), ("strong", 8)]
 @pytest.mark.parametrize(("name", "stride"), COARSE)
 @pytest.mark.parametrize("size", [(1, 1), (33, 47), (64, 96)], ids=str)
 def test_a_decoder_that_ends_early_gives_the_images_size_too(name, stride, size):
-    made = build(name, 5, **SMALL[name], stride=stride).eval()
+    model = build(name, 5, **SMALL[name], stride=stride).eval()
     with torch.no_grad():
-        logits = made(torch.rand(1, 3, *size))
+        logits = model(torch.rand(1, 3, *size))
     assert logits.shape == (1, 5, *size)
     assert logits.isfinite().all()
-    assert made.config["stride"] == stride
-    assert build(name, **made.config).state_dict().keys() == made.state_dict().keys()
-    assert len(made.state_dict()) < len(build(name, 5, **SMALL[name]).state_dict())
+    assert model.config["stride"] == stride
+    assert build(name, **model.config).state_dict().keys() == model.state_dict().keys()
+    assert len(model.state_dict()) < len(build(name, 5, **SMALL[name]).state_dict())
 
 
 @pytest.mark.parametrize("name", ["fast", "strong"])
@@ -84,10 +84,10 @@ def resample_reference(maps, factor, size):
     for axis, wanted in ((2, size[0]), (3, size[1])):
         picked = []
         for i in range(wanted):
-            place = (i + Fraction(1, 2)) / factor - Fraction(1, 2)
-            low, last = math.floor(place), maps.shape[axis] - 1
-            one, other = (maps.select(axis, min(max(at, 0), last)) for at in (low, low + 1))
-            picked.append(one + float(place - low) * (other - one))
+            position = (i + Fraction(1, 2)) / factor - Fraction(1, 2)
+            low, last = math.floor(position), maps.shape[axis] - 1
+            first, second = (maps.select(axis, min(max(at, 0), last)) for at in (low, low + 1))
+            picked.append(first + float(position - low) * (second - first))
         maps = torch.stack(picked, axis)
     return maps
 
@@ -107,19 +107,19 @@ def test_zooming_is_bilinear(zoom, size, agree):
 @pytest.mark.parametrize("name", ["fast", "strong"])
 @pytest.mark.parametrize(("zoom", "size"), ZOOMS[:3], ids=str)
 def test_a_zoomed_network_is_the_network_on_a_larger_image(name, zoom, size, agree):
-    made = build(name, 5, **SMALL[name], zoom=zoom).eval()
+    model = build(name, 5, **SMALL[name], zoom=zoom).eval()
     plain = build(name, 5, **SMALL[name]).eval()
-    plain.load_state_dict(made.state_dict())
+    plain.load_state_dict(model.state_dict())
     image, factor = torch.rand(1, 3, *size), Fraction(zoom)
     with torch.no_grad():
         large = plain(resample_reference(image, factor, [math.ceil(n * factor) for n in size]))
-        agree(made(image), resample_reference(large, 1 / factor, size), 1e-3)
+        agree(model(image), resample_reference(large, 1 / factor, size), 1e-3)
         two = torch.rand(2, 3, 64, 64)
         torch.manual_seed(0)
-        learning = made.train()(two)
+        learning = model.train()(two)
         torch.manual_seed(0)
         assert torch.equal(learning, plain.train()(two))  # zoom is for use, not for training
-    assert made.config["zoom"] == zoom
+    assert model.config["zoom"] == zoom
 
 
 def test_a_zoomed_network_keeps_places(agree):
@@ -142,10 +142,10 @@ def test_a_bad_zoom_says_what_it_is(name, zoom):
 @pytest.mark.parametrize(("name", "stride"), [*[(name, None) for name in NAMES], *COARSE])
 def test_every_parameter_gets_a_gradient(name, stride):
     options = SMALL[name] if stride is None else {**SMALL[name], "stride": stride}
-    made = build(name, 5, **options, dropout=0.0).train()
+    model = build(name, 5, **options, dropout=0.0).train()
     # Even: a single row of cells at stride 32 would leave filters of the padding without one.
-    made(torch.rand(2, 3, 96, 160)).square().mean().backward()
-    for parameter_name, parameter in made.named_parameters():
+    model(torch.rand(2, 3, 96, 160)).square().mean().backward()
+    for parameter_name, parameter in model.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name
         assert parameter.grad.abs().sum() > 0, parameter_name
@@ -153,11 +153,11 @@ def test_every_parameter_gets_a_gradient(name, stride):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_dropout_and_batch_norm_work_in_training_only(name):
-    made = build(name, 5, **SMALL[name], dropout=0.5)
+    model = build(name, 5, **SMALL[name], dropout=0.5)
     image = torch.rand(1, 3, 33, 47)
     with torch.no_grad():
-        assert not torch.equal(made.train()(image), made(image))
-        assert torch.equal(made.eval()(image), made(image))
+        assert not torch.equal(model.train()(image), model(image))
+        assert torch.equal(model.eval()(image), model(image))
 
 
 def test_state_dict_and_config_make_the_same_network(network):
@@ -216,9 +216,9 @@ def test_build_names_what_there_is():
 
 
 def test_strong_may_have_batch_norm_in_its_encoder():
-    made = build("strong", 3, width=8, encoder_norm=True).eval()
+    model = build("strong", 3, width=8, encoder_norm=True).eval()
     with torch.no_grad():
-        assert made(torch.rand(1, 3, 33, 47)).shape == (1, 3, 33, 47)
+        assert model(torch.rand(1, 3, 33, 47)).shape == (1, 3, 33, 47)
 
 
 def test_parameters():

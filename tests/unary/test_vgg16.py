@@ -73,8 +73,8 @@ def test_padded_filters_are_dilated_convolutions(group, step, size, agree):
     agree(layer(x), expected)
     # and their gradients are the same numbers, at the cells that are not zeros
     ours = torch.autograd.grad(layer(x).square().sum(), layer.weight)[0]
-    theirs = torch.autograd.grad(expected.square().sum(), layer.weight)[0]
-    agree(ours, theirs)
+    expected_gradient = torch.autograd.grad(expected.square().sum(), layer.weight)[0]
+    agree(ours, expected_gradient)
 
 
 def test_without_a8_filters_see_every_other_pixel(agree):
@@ -173,6 +173,6 @@ def test_errors_name_the_file(tmp_path, imagenet):
 @pytest.mark.parametrize("size", [(9, 13), (8, 12), (1, 1)])
 @pytest.mark.parametrize(("filter_size", "dilation"), [(3, 2), (7, 4)])
 def test_interleaved_grids_are_the_dilated_convolution(size, filter_size, dilation):
-    made = SparseConvolution(3, 5, filter_size, padding=dilation * (filter_size // 2), dilation=dilation)
+    layer = SparseConvolution(3, 5, filter_size, padding=dilation * (filter_size // 2), dilation=dilation)
     x = torch.randn(2, 3, *size)
-    torch.testing.assert_close(made.interleaved(x), made(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer.interleaved(x), layer(x), rtol=1e-4, atol=1e-5)

@@ -33,26 +33,26 @@ def test_the_unit_of_intensities_does_not_matter(network, agree):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_volumes_of_a_batch_do_not_mix(agree, training):
-    made = Volume(3, width=8, dropout=0.0).train(training)
+    model = Volume(3, width=8, dropout=0.0).train(training)
     volumes = torch.rand(2, 1, 6, 8, 7)
     with torch.no_grad():
-        agree(made(volumes)[1:], made(volumes[1:]))
+        agree(model(volumes)[1:], model(volumes[1:]))
 
 
 def test_a_shift_by_whole_cells_shifts_the_inside(agree):
     """No level is off by half a voxel: what moves by the coarsest stride comes out moved."""
-    made = Volume(2, width=8, levels=2).eval().double()
+    model = Volume(2, width=8, levels=2).eval().double()
     volume = torch.zeros(1, 1, 40, 8, 8).double()
     volume[..., 16:20, 2:5, 2:5] = torch.rand(4, 3, 3).double()
     with torch.no_grad():
         # The norms' averages include the borders, which do not move: 1e-6. Half a voxel would be 0.1.
-        agree(made(volume.roll(2, 2))[:, :, 12:28], made(volume)[:, :, 10:26], 1e-4)
+        agree(model(volume.roll(2, 2))[:, :, 12:28], model(volume)[:, :, 10:26], 1e-4)
 
 
 def test_every_parameter_gets_a_gradient():
-    made = Volume(3, width=8, dropout=0.0).train()
-    made(torch.rand(2, 1, 9, 12, 8)).square().mean().backward()
-    for name, parameter in made.named_parameters():
+    model = Volume(3, width=8, dropout=0.0).train()
+    model(torch.rand(2, 1, 9, 12, 8)).square().mean().backward()
+    for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
 
@@ -69,17 +69,17 @@ def test_config_and_state_make_the_same_network(network):
 
 
 def test_half_precision(network):
-    made = build("volume", **network.config).eval().to(torch.bfloat16)
+    model = build("volume", **network.config).eval().to(torch.bfloat16)
     with torch.no_grad():
-        assert made(3000 * torch.rand(1, 1, 5, 6, 7)).dtype == torch.bfloat16
+        assert model(3000 * torch.rand(1, 1, 5, 6, 7)).dtype == torch.bfloat16
 
 
 def test_dropout_works_in_training_only():
-    made = Volume(3, width=8, dropout=0.5)
+    model = Volume(3, width=8, dropout=0.5)
     volume = torch.rand(1, 1, 5, 6, 7)
     with torch.no_grad():
-        assert not torch.equal(made.train()(volume), made(volume))
-        assert torch.equal(made.eval()(volume), made(volume))
+        assert not torch.equal(model.train()(volume), model(volume))
+        assert torch.equal(model.eval()(volume), model(volume))
 
 
 @pytest.mark.parametrize(

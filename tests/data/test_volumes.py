@@ -89,12 +89,12 @@ def test_bad_files_get_a_sentence(tmp_path, values):
         assert "\n" not in text
         return text
 
-    whole = nibabel.Nifti1Image(values.astype(np.float32), AFFINE).to_bytes()
+    content = nibabel.Nifti1Image(values.astype(np.float32), AFFINE).to_bytes()
     assert "cannot be read" in message("a.nii", b"")
     assert "cannot be read" in message("b.nii", b"not a volume at all" * 100)
-    assert "cannot be read" in message("c.nii", whole[:400])
-    assert "cannot be read" in message("d.nii.gz", whole)
-    assert "cannot be read" in message("e.nii.gz", gzip.compress(whole)[:-30])
+    assert "cannot be read" in message("c.nii", content[:400])
+    assert "cannot be read" in message("d.nii.gz", content)
+    assert "cannot be read" in message("e.nii.gz", gzip.compress(content)[:-30])
     flat = nibabel.Nifti1Image(values[0].astype(np.float32), AFFINE).to_bytes()
     assert "three axes" in message("f.nii", flat)
     complex_ = nibabel.Nifti1Image(values.astype(np.complex64), AFFINE).to_bytes()
@@ -121,11 +121,11 @@ def test_masks_are_ids(tmp_path):
 def test_intensities_become_a_share_of_their_range():
     values = np.arange(10_000, dtype=np.float32).reshape(10, 20, 50) * 3 - 500
     values[0, 0, 0] = 1e9  # one hot voxel changes nothing
-    made = unit_range(values)
-    assert made.dtype == np.float32
+    scaled = unit_range(values)
+    assert scaled.dtype == np.float32
     low, high = np.percentile(values, (1, 99))
-    np.testing.assert_allclose(made, np.clip((values - low) / (high - low), 0, 1), atol=1e-4)
-    np.testing.assert_allclose(unit_range(values * 7 + 3), made, atol=1e-4)  # the unit does not matter
+    np.testing.assert_allclose(scaled, np.clip((values - low) / (high - low), 0, 1), atol=1e-4)
+    np.testing.assert_allclose(unit_range(values * 7 + 3), scaled, atol=1e-4)  # the unit does not matter
     assert (unit_range(np.full(SIZE, 7.0)) == 0).all()
     assert set(np.unique(unit_range(np.arange(1000).reshape(10, 10, 10) == 5))) == {0, 1}
     holes = values.copy()
