@@ -1,5 +1,6 @@
 """Downloads from a server on this machine."""
 
+import errno
 import hashlib
 import io
 import tarfile
@@ -9,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from deepmrf.data import get
+from deepmrf.data import download, get
 from deepmrf.data.download import fetch
 from deepmrf.data.publications import PUBLICATIONS, Archive, Publication
 from deepmrf.data.unpack import unpack
@@ -270,3 +271,16 @@ def test_tar_and_broken_archives(tmp_path):
     (tmp_path / "y.zip").write_bytes(b"<html>moved</html>")
     with pytest.raises(ValueError, match=r"y\.zip is not an archive that can be unpacked"):
         unpack(tmp_path / "y.zip", tmp_path / "to")
+
+
+def test_a_full_disk_is_not_tried_again(tmp_path, monkeypatch):
+    attempts = []
+
+    def full(url, part, size, progress):
+        attempts.append(url)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(download, "_fetch_rest", full)
+    with pytest.raises(OSError, match="No space left"):
+        fetch("http://example.invalid/x.zip", tmp_path / "x.zip", **QUIET)
+    assert len(attempts) == 1

@@ -7,6 +7,7 @@ The licences are the publishers': CamVid, VOC, SBD and Cityscapes are for resear
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
 import itertools
@@ -105,7 +106,8 @@ def fetch(
             _fetch_rest(url, part, size, progress)
         except (OSError, http.client.HTTPException) as error:
             refused = isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in (408, 429)
-            if refused or attempt >= tries:
+            disk_full = getattr(error, "errno", None) == errno.ENOSPC
+            if refused or disk_full or attempt >= tries:
                 count = part.stat().st_size if part.exists() else 0
                 state = f"{count:,} bytes are kept in {part}, run the same again to continue"
                 remedy = "see whether the publisher has moved it" if refused else state

@@ -16,17 +16,8 @@ LOGITS_NAMES = ("logits", "out")
 """Names of the logits in a network's output: Hugging Face's and torchvision's."""
 
 
-def wrap(
-    module: nn.Module,
-    labels: int,
-    *,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    value_range: tuple[float, float] = (0.0, 1.0),
-    output: Output = None,
-    multiple: int = 1,
-) -> Wrapped:
-    """Wrap a network that takes normalised images: images (B, 3, H, W) in, logits (B, L, H, W) out.
+class Wrapped(nn.Module):
+    """A network that takes normalised images as one that takes images: (B, 3, H, W) in, logits (B, L, H, W) out.
 
     module: from Hugging Face, torchvision, segmentation_models_pytorch, or your own. labels: its number of labels L.
     mean, std: the normalisation that it was trained with; ImageNet's by default. value_range: the values of black and
@@ -34,11 +25,6 @@ def wrap(
     output; None takes a tensor, `.logits`, ["logits"], ["out"] or the first of a tuple. multiple: image sizes that it
     needs are multiples of this; images are padded at the right and at the bottom, and the logits cropped.
     """
-    return Wrapped(module, labels, mean=mean, std=std, value_range=value_range, output=output, multiple=multiple)
-
-
-class Wrapped(nn.Module):
-    """What `wrap` returns: image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W)."""
 
     def __init__(
         self,
@@ -126,3 +112,7 @@ class Wrapped(nn.Module):
             if hasattr(returned, name):
                 return getattr(returned, name)
         return returned[0] if isinstance(returned, (tuple, list)) and returned else returned
+
+
+wrap = Wrapped
+"""The same as a verb: wrap(network, labels=21)."""
