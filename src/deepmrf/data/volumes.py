@@ -31,7 +31,7 @@ Spacing = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Volume:
+class NiftiVolume:
     """The content of a NIfTI file."""
 
     path: Path
@@ -116,14 +116,14 @@ def read_grid(path: Path) -> tuple[tuple[int, ...], Spacing]:
     return _size(tuple(image.shape), path, several=True), _spacing(image, path)
 
 
-def read_volume(path: Path, several: bool = False) -> Volume:
+def read_volume(path: Path, several: bool = False) -> NiftiVolume:
     """Read a volume (D, H, W) or, with `several`, also one map per label (D, H, W, L)."""
     image, values = _opened(path, values=True)
     assert values is not None
     if values.dtype.kind not in "biuf":
         raise DataError(f"{path} holds {values.dtype} values; save one number per voxel.", path, "unreadable")
     values = values.reshape(_size(values.shape, path, several))
-    return Volume(path, values, _spacing(image, path), np.asarray(image.affine, np.float64), image.header)
+    return NiftiVolume(path, values, _spacing(image, path), np.asarray(image.affine, np.float64), image.header)
 
 
 def whole_numbers(values: NDArray[Any]) -> NDArray[np.int64] | None:
@@ -135,7 +135,7 @@ def whole_numbers(values: NDArray[Any]) -> NDArray[np.int64] | None:
     return values.astype(np.int64)
 
 
-def read_volume_mask(path: Path, lookup: NDArray[np.int16]) -> tuple[Bytes, Volume]:
+def read_volume_mask(path: Path, lookup: NDArray[np.int16]) -> tuple[Bytes, NiftiVolume]:
     """Read a file of label ids as labels (D, H, W) by `lookup` (256,), where -1 is an error; return the volume too."""
     volume = read_volume(path)
     ids = whole_numbers(volume.values)
@@ -163,7 +163,7 @@ def unit_range(values: NDArray[Any]) -> NDArray[np.float32]:
     return np.clip(filled, 0, 1, out=filled)
 
 
-def write_labels(ids: Bytes, path: Path, like: Volume) -> None:
+def write_labels(ids: Bytes, path: Path, like: NiftiVolume) -> None:
     """Write label ids (D, H, W) atomically on the grid of `like`; .nii.gz is compressed, .nii is not."""
     nibabel = _nibabel()
     header = like.header.copy()

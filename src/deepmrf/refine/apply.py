@@ -28,7 +28,7 @@ from deepmrf.data.files import VOID, Bytes
 from deepmrf.data.folder import labels_file
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.data.progress import Progress, no_progress
-from deepmrf.data.volumes import Volume, write_labels
+from deepmrf.data.volumes import NiftiVolume, write_labels
 from deepmrf.data.writing import check_folder, replacing
 from deepmrf.layers import MeanField, dense_crf
 from deepmrf.models.folder import read_mrf
@@ -201,7 +201,7 @@ class _Writer:
         with replacing(self._map_path(files)) as file:
             picture.save(file, format="PNG")
 
-    def write_volume(self, files: MatchedFiles, volume: Volume, labels: Tensor, p: Tensor | None) -> None:
+    def write_volume(self, files: MatchedFiles, volume: NiftiVolume, labels: Tensor, p: Tensor | None) -> None:
         """Write the label map and the probabilities of a volume."""
         if p is not None:
             _write_array(p, self._p_path(files))

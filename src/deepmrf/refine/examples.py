@@ -18,7 +18,7 @@ from deepmrf.data.files import VOID, Bytes, DataError, read_mask
 from deepmrf.data.folder import read_labels
 from deepmrf.data.labels import Colour, LabelSet, distinct_colours
 from deepmrf.data.progress import Progress, no_progress
-from deepmrf.data.volumes import Spacing, Volume, read_grid, read_volume_mask
+from deepmrf.data.volumes import NiftiVolume, Spacing, read_grid, read_volume_mask
 from deepmrf.refine.decode import read_array, read_ids
 from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.matching import MatchedFiles, PredictedImage, describe_size, read_predicted_image
@@ -216,7 +216,7 @@ def _highest_id(files: MatchedFiles) -> int:
     return 0
 
 
-def _directions(volume: Volume) -> list[tuple[int, bool]]:
+def _directions(volume: NiftiVolume) -> list[tuple[int, bool]]:
     """For each axis of the array, the world's axis that it follows, and whether upwards."""
     axes = volume.affine[:3, :3]
     main = np.abs(axes).argmax(0)

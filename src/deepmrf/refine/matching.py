@@ -14,7 +14,7 @@ from torch import Tensor
 from deepmrf.data.dataset import need_folder
 from deepmrf.data.files import DataError, images_in, read_image, shortened
 from deepmrf.data.labels import LabelSet
-from deepmrf.data.volumes import Volume, is_volume, read_grid, read_volume, unit_range, volumes_in
+from deepmrf.data.volumes import NiftiVolume, is_volume, read_grid, read_volume, unit_range, volumes_in
 from deepmrf.data.volumes import stem as volume_stem
 from deepmrf.refine.decode import read_shape
 from deepmrf.refine.label_ids import LabelIds
@@ -52,7 +52,7 @@ class PredictedImage:
     """(3, H, W) of uint8, or of a volume (1, D, H, W) of float32 in [0, 1]."""
     kind: str
     """What the prediction was taken for."""
-    volume: Volume | None
+    volume: NiftiVolume | None
     """The volume as its file has it; None for an image."""
 
 
