@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 import deepmrf
 from deepmrf.cli import app
-from deepmrf.cli import predict as cli_predict
 from deepmrf.data.labels import ANIMALS
 from deepmrf.ops import registry as backends
+from deepmrf.predict.pipeline import kernels_for
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -86,7 +86,7 @@ def test_the_first_picture_waits_for_no_compiler(kept, images, options, expected
         (tmp_path / "gaussian_1").mkdir()
         (tmp_path / "gaussian_1" / "cpu_kernels.finish-283.py311.nbi").touch()
     segmenter = deepmrf.load(str(model_folder), device="cpu", **options)
-    with cli_predict._kernels(segmenter, images):
+    with kernels_for(segmenter, images):
         assert backends._forced == expected
     assert backends._forced is None
 
@@ -165,7 +165,7 @@ def test_nothing_to_do(type_in):
     Path("in").mkdir()
     result = type_in("predict", "in")
     assert result.exit_code == 1
-    assert "in is a folder without images, and --recursive was not given." in plain(result.output)
+    assert "in is a folder without images; the folders in it were not searched." in plain(result.output)
     assert "Nothing was segmented: 1 failed." in plain(result.output)
     assert not Path("segmented").exists()
 

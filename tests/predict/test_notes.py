@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from deepmrf.cli import app
 from deepmrf.models import names as models
-from deepmrf.predict.files import find
-from deepmrf.predict.notes import Note, foreign, image_key, is_label_map, is_result, read_note
-from deepmrf.predict.pipeline import Options, run
+from deepmrf.predict.files import find_images
+from deepmrf.predict.notes import Note, image_key, is_label_map, is_result, not_ours, read_note
+from deepmrf.predict.pipeline import Options, segment_files
 from deepmrf.predict.segmenter import load
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -44,10 +44,7 @@ def draw(*names, size=(9, 12), seed=0):
 
 
 def do(segmenter, *inputs, out="out", **options):
-    pictures, missing = find(inputs, out=Path(out))
-    report = run(segmenter, pictures, Path(out), Options(**options))
-    report.failed[:0] = missing
-    return report
+    return segment_files(segmenter, inputs, Path(out), Options(**options))
 
 
 def test_a_note_is_read_as_it_was_written(segmenter):
@@ -107,7 +104,7 @@ def test_files_of_others_are_not_replaced(segmenter, name):
     assert [one.path.name for one in report.done] == ["y.jpg"]
     [(path, why)] = report.failed
     assert path == Path("in/x.jpg")
-    assert why == f"out/{name} is there, and not written by deepmrf predict: --overwrite replaces it."
+    assert why == f"out/{name} is there, and deepmrf predict did not write it: overwrite it, or choose another folder."
     assert Path("out", name).read_bytes() == before
     assert len(do(segmenter, "in", probabilities=True, overwrite=True).done) == 2
 
@@ -117,7 +114,7 @@ def test_files_of_others_beside_a_result_are_not_replaced(segmenter):
     do(segmenter, "x.jpg", overlay=False)
     np.savez_compressed("out/x.npz", probabilities=np.zeros((2, 3, 4)))
     [(_, why)] = do(segmenter, "x.jpg", overlay=False, probabilities=True).failed
-    assert why.startswith("out/x.npz is there, and not written by deepmrf predict")
+    assert why.startswith("out/x.npz is there, and deepmrf predict did not write it")
     do(segmenter, "x.jpg", overlay=False, probabilities=True, overwrite=True)
     with np.load("out/x.npz") as made:
         np.testing.assert_allclose(
@@ -131,7 +128,7 @@ def test_what_a_crash_left_is_replaced(segmenter):
     draw("x.jpg")
     do(segmenter, "x.jpg", probabilities=True)
     Path("out/x.png").unlink()  # it is written last
-    assert foreign(Path("out/x.png"), [Path("out/x_overlay.jpg"), Path("out/x.npz")]) is None
+    assert not_ours(Path("out/x.png"), [Path("out/x_overlay.jpg"), Path("out/x.npz")]) is None
     assert len(do(segmenter, "x.jpg", probabilities=True).done) == 1
     for name in ("x.png", "x_overlay.jpg", "x.npz"):
         Path("out", name).write_bytes(b"")
@@ -141,18 +138,18 @@ def test_what_a_crash_left_is_replaced(segmenter):
 def test_results_are_no_images(segmenter):
     draw("x.jpg", "y.png", "deep/z.jpg", "sea_overlay.jpg")
     do(segmenter, "x.jpg", out=".")  # among the images
-    assert sorted(str(one.path) for one in find(["."], recursive=True)[0]) == [
+    assert sorted(str(one.path) for one in find_images(["."], recursive=True)[0]) == [
         "deep/z.jpg",
         "sea_overlay.jpg",
         "x.jpg",
         "y.png",
     ]
-    assert [str(one.path) for one in find(["x.png"])[0]] == []
+    assert [str(one.path) for one in find_images(["x.png"])[0]] == []
     assert is_result(Path("x.png"))
     assert is_result(Path("x_overlay.jpg"))
     assert not any(is_result(Path(name)) for name in ("x.jpg", "y.png", "sea_overlay.jpg", "missing.png"))
     assert not is_label_map(Path("x.jpg"))
-    [(path, why)] = find(["x.png"])[1]
+    [(path, why)] = find_images(["x.png"])[1]
     assert (path, why) == (Path("x.png"), "x.png is a result of deepmrf: give the images themselves.")
 
 

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepmrf.predict import files as pictures
-from deepmrf.predict import pipeline as runner
-from deepmrf.predict.files import as_file, find
-from deepmrf.predict.pipeline import Options, run
+from deepmrf.predict import files, pipeline
+from deepmrf.predict.files import find_images, output_folder
+from deepmrf.predict.pipeline import Options, segment_files, segment_images
 from deepmrf.predict.segmenter import load
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -45,7 +44,7 @@ def draw(tmp_path, monkeypatch):
 
 
 def targets(inputs, **options):
-    found, failed = find(inputs, **options)
+    found, failed = find_images(inputs, **options)
     assert not failed
     return {str(one.path): one.target for one in found}
 
@@ -96,51 +95,51 @@ def test_a_name_that_exists_is_no_pattern(draw):
 def test_names_too_long_are_cut(draw, segmenter):
     long = "ü" * 120 + "a.png"  # 246 bytes
     draw(long, "ü" * 120 + "b.png")
-    found, _ = find(["."])
+    found, _ = find_images(["."])
     assert len({one.target for one in found}) == 2
-    report = run(segmenter, found, Path("out"))
+    report = segment_images(segmenter, found, Path("out"))
     assert len(report.done) == 2, report.failed
 
 
 def test_what_is_not_there_is_told(draw, tmp_path):
     draw("a/deep/x.jpg")
-    _, failed = find(["gone.jpg", "*.bmp", "a"])
+    _, failed = find_images(["gone.jpg", "*.bmp", "a"])
     sentences = [why for _, why in failed]
     assert "gone.jpg is missing" in sentences[0]
     assert "*.bmp matches nothing" in sentences[1]
-    assert sentences[2] == "a is a folder without images, and --recursive was not given."
+    assert sentences[2] == "a is a folder without images; the folders in it were not searched."
 
 
 def test_the_results_are_not_looked_for_among_the_images(draw):
     draw("x.jpg", "out/x.png", "out/x_overlay.jpg")
     assert targets(["."], recursive=True, out=Path("out")) == {"x.jpg": "x"}
     with pytest.raises(ValueError, match="would be written among the images"):
-        find(["out"], out=Path("./out"))
+        find_images(["out"], out=Path("./out"))
 
 
 def test_circles_of_links_end(draw):
     draw("a/x.jpg")
     Path("a/again").symlink_to("..", target_is_directory=True)
     Path("a/self.jpg").symlink_to("self.jpg")
-    found, failed = find(["a"], recursive=True)
+    found, failed = find_images(["a"], recursive=True)
     assert sorted(str(one.path) for one in found) == ["a/self.jpg", "a/x.jpg"]
     assert not failed
 
 
 def test_one_label_map_may_be_named(draw):
     draw("x.jpg", "y.jpg")
-    one, _ = find(["x.jpg"])
-    [named], folder = as_file(one, Path("deep/labels.png"))
+    one, _ = find_images(["x.jpg"])
+    [named], folder = output_folder(one, Path("deep/labels.png"))
     assert (named.target, folder) == ("labels", Path("deep"))
-    assert as_file(one, Path("out")) == (one, Path("out"))
+    assert output_folder(one, Path("out")) == (one, Path("out"))
     with pytest.raises(ValueError, match=r"labels\.png is one label map, but there are 2 images"):
-        as_file(find(["."])[0], Path("labels.png"))
+        output_folder(find_images(["."])[0], Path("labels.png"))
     for wrong in ("labels.jpg", "labels.TIF", "labels.npz"):
         with pytest.raises(ValueError, match=r"is no PNG file, which label maps are: say labels\.png, or a folder"):
-            as_file(one, Path(wrong))
+            output_folder(one, Path(wrong))
     Path("2026.jpg").mkdir()
-    assert as_file(one, Path("2026.jpg")) == (one, Path("2026.jpg"))
-    assert as_file(one, Path("run.1")) == (one, Path("run.1"))
+    assert output_folder(one, Path("2026.jpg")) == (one, Path("2026.jpg"))
+    assert output_folder(one, Path("run.1")) == (one, Path("run.1"))
 
 
 # ---- the line
@@ -152,16 +151,18 @@ def result_names(folder="out"):
 
 def test_a_folder_is_segmented(draw, segmenter):
     draw("in/a/x.jpg", "in/b/x.jpg", "in/b/x.png")
-    found, _ = find(["in"], recursive=True)
+    found, _ = find_images(["in"], recursive=True)
     told = []
-    report = run(segmenter, found, Path("out"), Options(probabilities=True), lambda *told_now: told.append(told_now))
+    report = segment_images(
+        segmenter, found, Path("out"), Options(probabilities=True), lambda *told_now: told.append(told_now)
+    )
     stems = ["a/x", "b/x.jpg", "b/x.png"]
     assert result_names() == sorted(stem + ending for stem in stems for ending in (".npz", ".png", "_overlay.jpg"))
-    assert [(done, whole) for done, whole, _ in told] == [(1, 3), (2, 3), (3, 3)]
+    assert told == [(1, 3), (2, 3), (3, 3)]
     for outcome in report.done:
         expected = segmenter(outcome.path)
         np.testing.assert_array_equal(np.array(Image.open(outcome.files.labels)), expected.labels)
-        assert outcome.found == expected.summary()
+        assert outcome.classes == expected.summary()
         assert outcome.size == (9, 12)
     assert report.pixels.sum() == 3 * 9 * 12
     shares = {found.name: images for found, images in report.summary()}
@@ -172,9 +173,9 @@ def test_a_folder_is_segmented(draw, segmenter):
 def test_batches_change_nothing(draw, segmenter, batch):
     draw(*[f"in/{n}.png" for n in range(5)])
     draw(*[f"in/{n}.png" for n in range(5, 8)], size=(7, 12))
-    found, _ = find(["in"])
-    single = run(segmenter, found, Path("one"), Options(overlay=False))
-    report = run(segmenter, found, Path("out"), Options(overlay=False, batch=batch))
+    found, _ = find_images(["in"])
+    single = segment_images(segmenter, found, Path("one"), Options(overlay=False))
+    report = segment_images(segmenter, found, Path("out"), Options(overlay=False, batch=batch))
     assert len(report.done) == 8
     for name in result_names():
         np.testing.assert_array_equal(np.array(Image.open(Path("out", name))), np.array(Image.open(Path("one", name))))
@@ -183,27 +184,28 @@ def test_batches_change_nothing(draw, segmenter, batch):
 
 def test_a_second_run_does_what_is_left(draw, segmenter, model_folder):
     draw("in/x.jpg", "in/y.jpg", "in/z.jpg", "in/changed.jpg")
-    found, _ = find(["in"])
-    run(segmenter, found, Path("out"))
+    found, _ = find_images(["in"])
+    segment_images(segmenter, found, Path("out"))
     Path("out/y.png").unlink()
     Path("out/z_overlay.jpg").unlink()
     os.utime("in/changed.jpg", (2e9, 2e9))
-    report = run(segmenter, found, Path("out"))
+    report = segment_images(segmenter, found, Path("out"))
     assert sorted(one.path.name for one in report.done) == ["changed.jpg", "y.jpg", "z.jpg"]
     assert [path.name for path in report.skipped] == ["x.jpg"]
     os.utime("in/changed.jpg", (1e9, 1e9))
-    assert len(run(segmenter, found, Path("out"), Options(overwrite=True)).done) == 4
-    assert len(run(segmenter, found, Path("out")).skipped) == 4
-    assert len(run(load(model_folder, flip=True), found, Path("out")).done) == 4, "other settings, other results"
+    assert len(segment_images(segmenter, found, Path("out"), Options(overwrite=True)).done) == 4
+    assert len(segment_images(segmenter, found, Path("out")).skipped) == 4
+    flipped = load(model_folder, flip=True)
+    assert len(segment_images(flipped, found, Path("out")).done) == 4, "other settings, other results"
     Path("out/x.png").write_bytes(b"")  # a crash left it
-    assert len(run(load(model_folder, flip=True), found, Path("out")).done) == 1
+    assert len(segment_images(flipped, found, Path("out")).done) == 1
 
 
 def test_images_are_never_overwritten(draw, segmenter):
     draw("x.png", "y.jpg")
     with pytest.raises(ValueError, match=r"x\.png is one of the images"):
-        run(segmenter, find(["x.png"])[0], Path())
-    run(segmenter, find(["y.jpg"])[0], Path())
+        segment_images(segmenter, find_images(["x.png"])[0], Path())
+    segment_images(segmenter, find_images(["y.jpg"])[0], Path())
     assert Path("y.png").exists()
 
 
@@ -246,9 +248,9 @@ def png_header(width, height):
 def test_bad_files_do_not_stop_the_rest(draw, segmenter):
     draw("good.jpg", "zebra.png")
     bad = bad_files()
-    found, failed = find(["."])
+    found, failed = find_images(["."])
     assert not failed
-    report = run(segmenter, found, Path("out"), Options(batch=2))
+    report = segment_images(segmenter, found, Path("out"), Options(batch=2))
     assert sorted(one.path.name for one in report.done) == ["good.jpg", "zebra.png"]
     reasons = {path.name: why for path, why in report.failed}
     assert set(reasons) == set(bad)
@@ -262,7 +264,7 @@ def test_bad_files_do_not_stop_the_rest(draw, segmenter):
 def test_a_file_without_permission(draw, segmenter):
     [path] = draw("x.jpg")
     path.chmod(0)
-    report = run(segmenter, find(["x.jpg"])[0], Path("out"))
+    report = segment_images(segmenter, find_images(["x.jpg"])[0], Path("out"))
     assert report.failed[0][1] == "x.jpg cannot be read as an image (Permission denied); allow reading it."
 
 
@@ -270,7 +272,7 @@ def test_of_an_animation_the_first_frame(draw, segmenter, tmp_path):
     frames = [Image.new("RGB", (12, 9), colour) for colour in ("red", "blue")]
     draw()
     frames[0].save("x.gif", save_all=True, append_images=frames[1:])
-    report = run(segmenter, find(["x.gif"])[0], Path("out"))
+    report = segment_images(segmenter, find_images(["x.gif"])[0], Path("out"))
     assert [path.name for path in report.animated] == ["x.gif"]
     np.testing.assert_array_equal(np.array(Image.open("out/x.png")), segmenter(frames[0]).labels)
 
@@ -281,14 +283,14 @@ def test_results_are_upright(draw, segmenter):
     exif = picture.getexif()
     exif[0x0112] = 6
     picture.save("x.jpg", exif=exif)
-    run(segmenter, find(["x.jpg"])[0], Path("out"))
+    segment_images(segmenter, find_images(["x.jpg"])[0], Path("out"))
     assert Image.open("out/x.png").size == (9, 12)
 
 
 def test_memory_is_bounded_by_pixels(draw, segmenter, monkeypatch):
     draw(*[f"in/{n:02}.png" for n in range(12)], size=(10, 10))
-    monkeypatch.setattr(runner, "HELD", 250)
-    read, lock, most, now = runner.read_image, threading.Lock(), [0], [0]
+    monkeypatch.setattr(pipeline, "MAX_PIXELS_IN_MEMORY", 250)
+    read, lock, most, now = pipeline.read_image, threading.Lock(), [0], [0]
 
     def reading(path, limit):
         with lock:
@@ -296,7 +298,7 @@ def test_memory_is_bounded_by_pixels(draw, segmenter, monkeypatch):
             most[0] = max(most[0], now[0])
         return read(path, limit)
 
-    write = runner._write
+    write = pipeline._write
 
     def writing(*arguments):
         made = write(*arguments)
@@ -304,17 +306,18 @@ def test_memory_is_bounded_by_pixels(draw, segmenter, monkeypatch):
             now[0] -= 1
         return made
 
-    monkeypatch.setattr(runner, "read_image", reading)
-    monkeypatch.setattr(runner, "_write", writing)
+    monkeypatch.setattr(pipeline, "read_image", reading)
+    monkeypatch.setattr(pipeline, "_write", writing)
     for batch in (1, 5):
-        assert len(run(segmenter, find(["in"])[0], Path(f"out{batch}"), Options(batch=batch)).done) == 12
+        report = segment_files(segmenter, ["in"], Path(f"out{batch}"), Options(batch=batch))
+        assert len(report.done) == 12
     assert most[0] == 2
 
 
 def test_one_that_is_too_large_for_all_is_done_alone(draw, segmenter, monkeypatch):
     draw("in/a.png", "in/b.png", "in/c.png")
-    monkeypatch.setattr(runner, "HELD", 1)
-    assert len(run(segmenter, find(["in"])[0], Path("out")).done) == 3
+    monkeypatch.setattr(pipeline, "MAX_PIXELS_IN_MEMORY", 1)
+    assert len(segment_images(segmenter, find_images(["in"])[0], Path("out")).done) == 3
 
 
 def test_ctrl_c_leaves_whole_files(draw, segmenter, monkeypatch):
@@ -328,7 +331,7 @@ def test_ctrl_c_leaves_whole_files(draw, segmenter, monkeypatch):
         return batch(self, images, **options)
 
     monkeypatch.setattr(type(segmenter), "batch", interrupted)
-    report = run(segmenter, find(["in"])[0], Path("out"))
+    report = segment_images(segmenter, find_images(["in"])[0], Path("out"))
     assert report.interrupted
     assert len(report.done) == 2
     assert result_names() == ["0.png", "0_overlay.jpg", "1.png", "1_overlay.jpg"]
@@ -340,9 +343,9 @@ def test_a_full_disk_ends_the_run(draw, segmenter, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(runner, "_write", full)
+    monkeypatch.setattr(pipeline, "_write", full)
     with pytest.raises(OSError, match=r"No space left on device: .*could not be written"):
-        run(segmenter, find(["in"])[0], Path("out"))
+        segment_images(segmenter, find_images(["in"])[0], Path("out"))
 
 
 def test_one_image_of_a_batch_may_fail(draw, segmenter, monkeypatch):
@@ -356,11 +359,11 @@ def test_one_image_of_a_batch_may_fail(draw, segmenter, monkeypatch):
         return batch(self, images, **options)
 
     monkeypatch.setattr(type(segmenter), "batch", picky)
-    report = run(segmenter, find(["in"])[0], Path("out"), Options(batch=4))
+    report = segment_images(segmenter, find_images(["in"])[0], Path("out"), Options(batch=4))
     assert len(report.done) == 3
     assert report.failed == [(Path("in/2.png"), "I do not like it.")]
 
 
 def test_every_ending_has_a_reader():
     Image.init()
-    assert {ending for ending in pictures.ENDINGS if ending not in Image.EXTENSION} <= {".avif"}
+    assert {ending for ending in files.IMAGE_ENDINGS if ending not in Image.EXTENSION} <= {".avif"}

@@ -33,7 +33,7 @@ def test_summary_by_hand():
 
 def test_totals_are_counted_in_bands(monkeypatch):
     whole = segmentation(37, 11)
-    monkeypatch.setattr(result, "ROWS", 5)
+    monkeypatch.setattr(result, "ROWS_AT_A_TIME", 5)
     pixels, sums = segmentation(37, 11).totals()
     assert pixels.tolist() == [37 * 5, 37 * 6, 0, 0, 0, 0, 0]
     np.testing.assert_allclose(sums, [37 * 5 * 0.5, 37 * 6 * 0.75, 0, 0, 0, 0, 0])
@@ -74,7 +74,7 @@ def test_overlay_in_bands_is_the_whole(monkeypatch):
     image = rng.integers(0, 256, (23, 9, 3)).astype(np.uint8)
     found = Segmentation(labels, np.ones((23, 9), np.float16), image, ANIMALS)
     whole = np.array(found.overlay())
-    monkeypatch.setattr(result, "ROWS", 4)
+    monkeypatch.setattr(result, "ROWS_AT_A_TIME", 4)
     np.testing.assert_array_equal(np.array(found.overlay()), whole)
 
 
@@ -134,7 +134,7 @@ def test_it_reads_well():
 def test_notebooks_get_a_picture_with_a_legend(size):
     with Image.open(io.BytesIO(segmentation(*size)._repr_png_())) as shown:
         pixels = np.array(shown.convert("RGB")).reshape(-1, 3)
-        assert shown.height > min(size[0], result.SHOWN * size[0] / max(size))
+        assert shown.height > min(size[0], result.NOTEBOOK_SIDE * size[0] / max(size))
     assert (pixels == ANIMALS.colours[CAT]).all(1).sum() > 100  # the legend's square, unmixed
 
 

@@ -136,7 +136,7 @@ def test_labels_by_tiles_are_those_of_the_whole():
 
 @pytest.mark.parametrize("small, large", [((5, 7), (41, 30)), ((1, 1), (3, 9)), ((6, 6), (6, 6)), ((9, 4), (10, 5))])
 def test_enlarged_labels_are_those_of_enlarged_probabilities(small, large, monkeypatch):
-    monkeypatch.setattr(predict, "BAND", 100)
+    monkeypatch.setattr(predict, "MAX_ENLARGED_NUMBERS", 100)
     found = torch.rand(3, *small).softmax(0)
     best = functional.interpolate(found[None], large, mode="bilinear")[0].max(0)
     labels, confidence = enlarged_labels(found, *large)

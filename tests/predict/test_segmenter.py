@@ -122,7 +122,7 @@ def test_several_models_are_averaged(model_folder, copied, image, tmp_path):
     single = [load(folder)(image).probabilities for folder in (model_folder, tmp_path / "other")]
     found = load(model_folder, tmp_path / "other")(image).probabilities
     np.testing.assert_allclose(found, (single[0] + single[1]) / 2, atol=1e-6)
-    with pytest.raises(ValueError, match=r"knows other labels \(background, lynx"):
+    with pytest.raises(ValueError, match=r"label 1 is .lynx., not .cat.*only models of equal labels"):
         load(model_folder, copied(lambda config: config["labels"]["names"].__setitem__(1, "lynx")))
 
 
@@ -143,8 +143,8 @@ def test_scales_and_flip_change_and_tile_does_what_it_says(model_folder, image):
 
 def test_large_images_are_tiled_by_themselves(model_folder, image, monkeypatch):
     large = np.tile(image, (4, 3, 1))
-    monkeypatch.setitem(segment.WHOLE, "cpu", 20_000)
-    monkeypatch.setitem(segment.TILE, "cpu", 70)
+    monkeypatch.setitem(segment.MAX_PIXELS_AT_ONCE, "cpu", 20_000)
+    monkeypatch.setitem(segment.TILE_SIDE, "cpu", 70)
     found = load(model_folder)(large)
     assert found.probabilities is None
     np.testing.assert_array_equal(found.labels, load(model_folder, tile=70)(large).labels)
@@ -177,7 +177,7 @@ def test_a_batch_is_its_images(model_folder, image):
 
 
 def test_too_many_probabilities_are_refused(model_folder, image, monkeypatch):
-    monkeypatch.setattr(segment, "KEPT", 1000)
+    monkeypatch.setattr(segment, "MAX_PROBABILITIES", 1000)
     with pytest.raises(ValueError, match=r"70 x 45 pixels and 7 labels would take 0\.0 GiB: leave them out"):
         load(model_folder)(image, probabilities=True)
 
@@ -370,8 +370,8 @@ def test_a_result_keeps_its_image(model_folder, image):
 
 
 def test_enlarged_images_are_tiled_sooner(model_folder, monkeypatch):
-    monkeypatch.setitem(segment.WHOLE, "cpu", 10_000)
-    monkeypatch.setitem(segment.TILE, "cpu", 256)
+    monkeypatch.setitem(segment.MAX_PIXELS_AT_ONCE, "cpu", 10_000)
+    monkeypatch.setitem(segment.TILE_SIDE, "cpu", 256)
     plain, large = load(model_folder, device="cpu", size=0), load(model_folder, device="cpu", size=0, scales=(1, 2))
     assert plain._tile_for(90, 90) is None
     assert plain._tile_for(110, 110) == 256

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from deepmrf.cli import process, video
-from deepmrf.cli.console import fail, plain, split_scales
+from deepmrf.cli.console import Bars, fail, percent, say, share, split_scales, table, warn
 
 if TYPE_CHECKING:
-    from deepmrf.predict.pipeline import Outcome, Report
+    from deepmrf.predict.pipeline import PredictReport
     from deepmrf.predict.segmenter import Segmenter
 
-PATIENCE = 2.0
-"""Seconds of work before a progress bar appears."""
-SMALL_WINDOW, SMALL_IMAGE = 31, 1024
-"""Pixels of a side, of windows and of images, up to which plain PyTorch does an image in a few seconds."""
-LISTED = 20
+MAX_FAILURES_SHOWN = 20
 """Files that are named in a list of failures; the rest is counted."""
 
 PREDICT_HELP = """Segment images: a label map, an overlay to look at, and a table of what was found.
@@ -132,6 +125,7 @@ def predict_command(
     try:
         if summary is not None:
             _check_json(summary)
+        from deepmrf.predict.pipeline import Options, segment_files
         from deepmrf.predict.segmenter import MAX_PIXELS, load
 
         segmenter = load(
@@ -145,7 +139,10 @@ def predict_command(
         )
         options = video.VideoOptions(overlay, labels, frames, fps, max_frames, flow, consistency, probabilities)
         inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options)
-        report = _run(segmenter, inputs, out, recursive, batch, overlay, probabilities, overwrite, console)
+        _check_out(inputs, out)
+        with Bars(console) as bars:
+            written = Options(overlay, probabilities, overwrite, batch)
+            report = segment_files(segmenter, inputs, out, written, bars.progress("images"), recursive)
         if summary is not None:
             _write_json(report, summary, model or ["animals"], videos)
     except (ValueError, OSError, TypeError) as error:
@@ -159,7 +156,7 @@ def predict_command(
 def _without_videos(
     inputs: list[str], segmenter: Segmenter, out: Path, overwrite: bool, console: Console, options: video.VideoOptions
 ) -> tuple[list[str], list[dict[str, Any]], int]:
-    """The inputs that are no videos; those that are, are done here: their part of --json, and the exit code."""
+    """Segment the videos among the inputs; return the other inputs, the videos' part of --json, and the exit code."""
     inputs = video.expanded(inputs)
     videos = [text for text in inputs if video.is_video(text, out, options)]
     video.check(videos, out, options, [text for text in inputs if text not in videos])
@@ -175,103 +172,46 @@ def _without_videos(
     return [text for text in inputs if text not in videos], entries, code
 
 
-def _run(
-    segmenter: Segmenter,
-    inputs: list[str],
-    out: Path,
-    recursive: bool,
-    batch: int,
-    overlay: bool,
-    probabilities: bool,
-    overwrite: bool,
-    console: Console,
-) -> Report:
-    from deepmrf.predict.files import as_file, find
-    from deepmrf.predict.pipeline import Options, Report, run
-
-    pictures, missing = find(inputs, recursive, out)
-    if not pictures:
-        return Report(segmenter.labels.names, failed=missing)
-    if out.suffix.lower() in video.VIDEO_SUFFIXES and not out.is_dir():
-        raise ValueError(f"{out} would be a video, but {pictures[0].path} is an image: give a folder with --out.")
-    pictures, folder = as_file(pictures, out)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give a folder for the results with --out.")
-    with _bar(console, len(pictures)) as progress, _kernels(segmenter, len(pictures)):
-        report = run(segmenter, pictures, folder, Options(overlay, probabilities, overwrite, batch), progress)
-    report.failed[:0] = missing
-    return report
+def _check_out(inputs: Sequence[str], out: Path) -> None:
+    """Refuse a video as the output of images."""
+    images = [
+        path for text in inputs for path in ([text] if os.path.lexists(text) else glob.glob(text, recursive=True))
+    ]
+    if images and out.suffix.lower() in video.VIDEO_SUFFIXES and not out.is_dir():
+        raise ValueError(f"{out} would be a video, but {images[0]} is an image: give a folder with --out.")
 
 
-def _kernels(segmenter: Segmenter, images: int) -> AbstractContextManager[None]:
-    """Plain PyTorch for the very first image: compiling kernels would take ten seconds, and it needs one or two."""
-    from deepmrf import ops
-    from deepmrf.ops.jobs import compiled_before
-
-    fields = [model.mean_field for model in segmenter.models if model.mean_field is not None]
-    small = all(max(field.triple_penalty.window) <= SMALL_WINDOW for field in fields)
-    shrunk = segmenter.size is not None and segmenter.size <= SMALL_IMAGE and segmenter.scales == (1.0,)
-    single = images == 1 and segmenter.device.type == "cpu"
-    return ops.use("torch") if single and small and shrunk and not compiled_before() else nullcontext()
-
-
-@contextmanager
-def _bar(console: Console, whole: int) -> Iterator[Callable[[int, int, Path], None]]:
-    """A bar that appears after PATIENCE seconds, and is told (done, in all, which)."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task = progress.add_task("", total=whole)
-    timer = threading.Timer(PATIENCE, progress.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield lambda done, whole, path: progress.update(task, completed=done, description=plain(path.name))
-    finally:
-        timer.cancel()
-        timer.join()
-        progress.stop()
-
-
-def _show(report: Report, out: Path, console: Console) -> None:
-    def say(text: str, style: str = "") -> None:
-        console.print(plain(text), style=style, markup=False, soft_wrap=True)
-
-    if report.done or report.before:
-        console.print(_table(report))
+def _show(report: PredictReport, out: Path, console: Console) -> None:
+    images = len(report.done) + len(report.earlier)
+    if images:
+        several = images > 1
+        rows = [
+            (c.name, share(c.share), f"{percent(c.confidence, 0)}%", *[str(count)] * several)
+            for c, count in report.summary()
+        ]
+        console.print(table(("class", "pixels", "confidence", *["images"] * several), rows))
     if report.animated:
-        some = "a file has" if len(report.animated) == 1 else f"{len(report.animated)} files have"
-        say(f"{some} several frames: the first was taken ({report.animated[0].name}).", "yellow")
-    for _, why in report.failed[:LISTED]:
-        say(why, "yellow")
-    if len(report.failed) > LISTED:
-        say(f"... and {len(report.failed) - LISTED} more.", "yellow")
+        files = "a file has" if len(report.animated) == 1 else f"{len(report.animated)} files have"
+        warn([f"{files} several frames: the first was taken ({report.animated[0].name})."], console)
+    warn([reason for _, reason in report.failed[:MAX_FAILURES_SHOWN]], console)
+    if len(report.failed) > MAX_FAILURES_SHOWN:
+        warn([f"... and {len(report.failed) - MAX_FAILURES_SHOWN} more."], console)
+    say(_conclusion(report, out), console)
+
+
+def _conclusion(report: PredictReport, out: Path) -> str:
+    """The last line: what was written, or how many images were done, skipped and failed."""
     parts = [(len(report.done), "segmented"), (len(report.skipped), "there already"), (len(report.failed), "failed")]
-    counts = ", ".join(f"{count} {what}" for count, what in parts if count)
+    counts = ", ".join(f"{count} {state}" for count, state in parts if count)
     if report.interrupted:
-        say(f"Interrupted: {counts or 'nothing was done'}; the same command goes on from here.")
-    elif len(report.done) == 1 and not report.skipped and not report.failed:
-        say(f"Wrote {_listing(report.done[0])}.")
-    elif report.done or report.skipped:
+        return f"Interrupted: {counts or 'nothing was done'}; the same command goes on from here."
+    if len(report.done) == 1 and not report.skipped and not report.failed:
+        *others, last = [str(path) for path in report.done[0].files.all()]
+        return f"Wrote {', '.join(others)} and {last}." if others else f"Wrote {last}."
+    if report.done or report.skipped:
         again = "; --overwrite does them again" if report.skipped and not report.done else ""
-        say(f"{counts}: {out if out.suffix.lower() != '.png' else out.parent}{again}.")
-    else:
-        say(f"Nothing was segmented: {counts}.")
-
-
-def _listing(outcome: Outcome) -> str:
-    names = [str(path) for path in outcome.files.all()]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _table(report: Report) -> Table:
-    many = len(report.done) + len(report.before) > 1
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("class", "pixels", "confidence", *["images"] * many):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
-    for found, images in report.summary():
-        share = f"{100 * found.share:.1f}%" if found.share >= 0.0005 else "<0.1%"
-        table.add_row(Text(plain(found.name)), share, f"{100 * found.confidence:.0f}%", *[str(images)] * many)
-    return table
+        return f"{counts}: {out if out.suffix.lower() != '.png' else out.parent}{again}."
+    return f"Nothing was segmented: {counts}."
 
 
 def _check_json(path: Path) -> None:
@@ -284,28 +224,8 @@ def _check_json(path: Path) -> None:
         raise ValueError(f"--json {path} cannot be written, as {path.parent} is no folder for it: choose another one.")
 
 
-def _write_json(report: Report, path: Path, models: Sequence[str], videos: Sequence[dict[str, Any]]) -> None:
+def _write_json(report: PredictReport, path: Path, models: Sequence[str], videos: Sequence[dict[str, Any]]) -> None:
     from deepmrf.data.writing import write_text
 
-    def classes(found: Sequence[Any]) -> list[dict[str, Any]]:
-        return [{"class": f.name, "share": round(f.share, 6), "confidence": round(f.confidence, 4)} for f in found]
-
-    def entry(outcome: Outcome) -> dict[str, Any]:
-        files = {
-            key: str(value)
-            for key in ("labels", "overlay", "probabilities")
-            if (value := getattr(outcome.files, key)) is not None
-        }
-        height, width = outcome.size
-        return {"image": str(outcome.path), "height": height, "width": width, **files, "found": classes(outcome.found)}
-
-    facts = {
-        "models": list(models),
-        "classes": list(report.names),
-        "found": classes([found for found, _ in report.summary()]),
-        "images": [entry(outcome) for outcome in (*report.before, *report.done)],
-        "skipped": [str(one) for one in report.skipped],
-        "failed": [{"image": str(one), "why": why} for one, why in report.failed],
-        "videos": list(videos),
-    }
-    write_text(path, json.dumps(facts, indent=1) + "\n")
+    content = {"models": list(models), **report.to_dict(), "videos": list(videos)}
+    write_text(path, json.dumps(content, indent=1) + "\n")

@@ -2,10 +2,12 @@
 
 segmenter   `deepmrf.load`: a model by name, ready for images of every kind
 result      Segmentation: the labels of one image
-scales      averages over scales, mirror images and models
-tiles       large images and volumes, tile by tile
-files       image files in, result files out
 pipeline    many image files: read ahead, compute, write behind
+files       which image files the inputs name, and where their results go
 notes       what a result file says of its image and model
-devices     which device computes
+scales      predictors: averages over scales, mirror images and models
+tiles       large images and volumes, tile by tile
+frames      a sliding window over the frames of a video
+ahead       work in threads, ahead of and behind the main thread
+devices     the device to compute on
 """

@@ -1,4 +1,4 @@
-"""Which device computes: a name that is checked before anything is read or computed."""
+"""The device to compute on, checked before anything is read or computed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def chosen_device(name: str | torch.device | None = None) -> torch.device:
-    """The device of that name, the GPU if there is one for None; one that cannot be used here is a ValueError."""
+    """Return the device of that name, or for None the GPU if there is one; raise a ValueError if it cannot be used."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:

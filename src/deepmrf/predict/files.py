@@ -1,15 +1,10 @@
-"""Image files in numbers: finding them, and a line of reading, network and writing that works on several at once.
+"""Image files in, result files out: which images the inputs name, and where the results of each go.
 
-    pictures, missing = find(["photos", "more/*.jpg"])
-    report = run(deepmrf.load("animals"), pictures, Path("segmented"))
-
-For the image a/x.jpg, a folder OUT gets (a/ being kept where the inputs lie in several folders)
+For the image a/x.jpg, a folder OUT gets (a/ is kept where the inputs lie in several folders)
 
     OUT/a/x.png            the label map: 8-bit ids with a palette
     OUT/a/x_overlay.jpg    the image with its labels painted over it
     OUT/a/x.npz            probabilities (L, H, W) of float16, on request
-
-each written aside and put in place whole, the label map last: where it is, all is.
 """
 
 from __future__ import annotations
@@ -25,105 +20,106 @@ from pathlib import Path
 from deepmrf.data.files import SUFFIXES
 from deepmrf.predict.notes import OVERLAY, is_result
 
-ENDINGS = (*SUFFIXES, ".jfif", ".pgm", ".pbm", ".pnm", ".avif", ".jp2")
-"""By which a file in a folder counts as an image; a file that is named is tried whatever its ending."""
-LONGEST = 200
+IMAGE_ENDINGS = (*SUFFIXES, ".jfif", ".pgm", ".pbm", ".pnm", ".avif", ".jp2")
+"""A file in a folder counts as an image by its ending; a file that is named is tried whatever its ending."""
+MAX_NAME_BYTES = 200
 """Bytes of a result's name before its ending: file systems allow 255 in all."""
 
 Failure = tuple[Path, str]
-"""A file and why it could not be done, in one sentence."""
+"""A file, and in one sentence why it could not be segmented."""
 
 
 @dataclass(frozen=True)
-class Files:
-    """The results of one image."""
+class ResultFiles:
+    """The result files of one image; None for those that are not wanted."""
 
     labels: Path
     overlay: Path | None
     probabilities: Path | None
 
     def all(self) -> list[Path]:
-        """Those that are wanted."""
+        """The files that are wanted."""
         return [path for path in (self.labels, self.overlay, self.probabilities) if path is not None]
 
     def beside(self) -> tuple[str, ...]:
-        """What is wanted beside the label map."""
+        """The kinds that are wanted beside the label map."""
         return tuple(name for name in ("overlay", "probabilities") if getattr(self, name) is not None)
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image file and the name of its results, relative to the folder they go to and without an ending."""
+class ImageFile:
+    """An image file and the name of its results, relative to the output folder and without an ending."""
 
     path: Path
     target: str
 
-    def files(self, out: Path, overlay: bool, probabilities: bool) -> Files:
+    def results(self, folder: Path, overlay: bool, probabilities: bool) -> ResultFiles:
         """Where its results go."""
-        made = {ending: out / f"{self.target}{ending}" for ending in (".png", OVERLAY, ".npz")}
-        return Files(made[".png"], made[OVERLAY] if overlay else None, made[".npz"] if probabilities else None)
+        labels, painted, numbers = (folder / f"{self.target}{ending}" for ending in (".png", OVERLAY, ".npz"))
+        return ResultFiles(labels, painted if overlay else None, numbers if probabilities else None)
 
 
-def find(
+def find_images(
     inputs: Iterable[str | os.PathLike[str]], recursive: bool = False, out: Path | None = None
-) -> tuple[list[Picture], list[Failure]]:
-    """The images that files, folders and patterns name, each once, with results that do not collide; and what failed.
+) -> tuple[list[ImageFile], list[Failure]]:
+    """List the images that files, folders and patterns name, each once, and the inputs that name none.
 
     A name that exists is taken as it is, brackets and stars included; only then is it a pattern. Folders are searched
-    without their own folders unless `recursive`; hidden files, links to folders, the folder `out` and what earlier runs
-    wrote are passed over.
+    without the folders in them unless `recursive`. Hidden files, links to folders, the folder `out` and results of
+    earlier runs are left out. No two images get results of the same name.
     """
-    paths: dict[str, Path] = {}
-    anchors: set[str] = set()
+    paths: dict[str, Path] = {}  # by absolute path: each image once
+    roots: set[str] = set()
     failed: list[Failure] = []
     results: list[Path] = []
     for given in inputs:
         text = os.fspath(given)
         matches = [text] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
         if not matches:
-            what = "matches nothing" if glob.has_magic(text) else "is missing"
-            failed.append((Path(text), f"{text} {what}: give a file, a folder or a pattern such as 'photos/*.jpg'."))
-        for match in matches:
-            path = Path(match)
-            if not path.is_dir() and is_result(path):
+            problem = "matches nothing" if glob.has_magic(text) else "is missing"
+            failed.append((Path(text), f"{text} {problem}: give a file, a folder or a pattern such as 'photos/*.jpg'."))
+        for path in map(Path, matches):
+            if path.is_dir():
+                images = list(_in_folder(path, recursive, out, failed, results))
+                if out is not None and out.is_dir() and path.samefile(out):
+                    if images:
+                        raise ValueError(
+                            f"The results would be written among the images in {path}: choose another folder."
+                        )
+                    results.append(path)  # a pattern that also matches the output folder
+                    continue
+                if not images:
+                    deeper = "" if recursive else "; the folders in it were not searched"
+                    failed.append((path, f"{path} is a folder without images{deeper}."))
+                roots.add(os.path.abspath(path))
+            elif is_result(path):
                 results.append(path)
                 continue
-            if not path.is_dir():
-                anchors.add(os.path.dirname(os.path.abspath(match)))
-                paths.setdefault(os.path.abspath(match), path)
-                continue
-            held = list(_in_folder(path, recursive, out, failed, results))
-            if out is not None and out.is_dir() and path.samefile(out):
-                if held:
-                    raise ValueError(f"The results would be written among the images in {path}: choose another folder.")
-                results.append(path)  # a pattern that matches what an earlier run wrote, too
-                continue
-            anchors.add(os.path.abspath(match))
-            for one in held:
-                paths.setdefault(os.path.abspath(one), one)
-            if not held:
-                deeper = "" if recursive else ", and --recursive was not given"
-                failed.append((path, f"{path} is a folder without images{deeper}."))
+            else:
+                images = [path]
+                roots.add(os.path.dirname(os.path.abspath(path)))
+            for image in images:
+                paths.setdefault(os.path.abspath(image), image)
     if results and not paths and not failed:
         failed.append((results[0], f"{results[0]} is a result of deepmrf: give the images themselves."))
-    return _named(paths, anchors), failed
+    return _named(paths, roots), failed
 
 
 def _in_folder(
     folder: Path, recursive: bool, out: Path | None, failed: list[Failure], results: list[Path]
 ) -> Iterator[Path]:
-    def report(why: OSError) -> None:
-        place = Path(why.filename or folder)
-        failed.append((place, f"{place} cannot be listed ({why.strerror}): allow reading it."))
+    def report(error: OSError) -> None:
+        path = Path(error.filename or folder)
+        failed.append((path, f"{path} cannot be listed ({error.strerror}): allow reading it."))
 
-    for top, folders, names in os.walk(folder, onerror=report):  # links to folders are not followed: no circles
-        kept = sorted(name for name in folders if not name.startswith("."))
+    for top, folders, names in os.walk(folder, onerror=report):  # does not follow links to folders: no circles
+        searched = sorted(name for name in folders if not name.startswith("."))
         if out is not None and out.is_dir():
-            kept = [name for name in kept if not os.path.samefile(os.path.join(top, name), out)]
-        folders[:] = kept if recursive else []
+            searched = [name for name in searched if not os.path.samefile(os.path.join(top, name), out)]
+        folders[:] = searched if recursive else []
         for name in sorted(names):
             path = Path(top, name)
-            if name.startswith(".") or os.path.splitext(name)[1].lower() not in ENDINGS:
+            if name.startswith(".") or os.path.splitext(name)[1].lower() not in IMAGE_ENDINGS:
                 continue
             if is_result(path):
                 results.append(path)
@@ -131,55 +127,57 @@ def _in_folder(
                 yield path
 
 
-def _named(paths: dict[str, Path], anchors: set[str]) -> list[Picture]:
+def _named(paths: dict[str, Path], roots: set[str]) -> list[ImageFile]:
     """Results lie as the images do below their common folder; of x.jpg and x.png there, both keep their ending."""
     try:
-        root = os.path.commonpath(anchors) if anchors else ""
+        root = os.path.commonpath(roots) if roots else ""
     except ValueError:  # several drives
         root = ""
-    places = [os.path.relpath(path, root) if root else os.path.basename(path) for path in paths]
-    stems = [os.path.splitext(place)[0] if place.lower().endswith(ENDINGS) else place for place in places]
-    shared = Counter(stem.casefold() for stem in stems)
+    names = [os.path.relpath(path, root) if root else os.path.basename(path) for path in paths]
+    stems = [os.path.splitext(name)[0] if name.lower().endswith(IMAGE_ENDINGS) else name for name in names]
+    counts = Counter(stem.casefold() for stem in stems)
     used: set[str] = set()
-    made = []
-    for path, place, stem in zip(paths.values(), places, stems, strict=True):
-        target = name = _short(stem if shared[stem.casefold()] == 1 else place)
+    images = []
+    for path, name, stem in zip(paths.values(), names, stems, strict=True):
+        target = unnumbered = _shortened(stem if counts[stem.casefold()] == 1 else name)
         number = 1
         while target.casefold() in used:
             number += 1
-            target = f"{name}-{number}"
+            target = f"{unnumbered}-{number}"
         used.add(target.casefold())
-        made.append(Picture(path, target))
-    return made
+        images.append(ImageFile(path, target))
+    return images
 
 
-def _short(target: str) -> str:
-    """A name that leaves room for an ending; one that is too long ends in a few digits of its own."""
+def _shortened(target: str) -> str:
+    """Leave room for an ending: a name that is too long is cut, and ends in a few digits of its own."""
     folder, name = os.path.split(target)
-    if len(os.fsencode(name)) <= LONGEST:
+    if len(os.fsencode(name)) <= MAX_NAME_BYTES:
         return target
     digest = blake2b(os.fsencode(name), digest_size=4).hexdigest()
-    while len(os.fsencode(name)) > LONGEST:
+    while len(os.fsencode(name)) > MAX_NAME_BYTES:
         name = name[:-1]
     return os.path.join(folder, f"{name}-{digest}")
 
 
-def as_file(pictures: Sequence[Picture], out: Path) -> tuple[list[Picture], Path]:
-    """The pictures and the folder for `out`, which may name the label map (NAME.png) where there is one picture."""
-    ending = out.suffix.lower()
-    if out.is_dir() or ending not in (*ENDINGS, ".npz", ".npy"):
-        return list(pictures), out
-    if ending != ".png":
-        raise ValueError(f"{out} is no PNG file, which label maps are: say {out.with_suffix('.png')}, or a folder.")
-    if len(pictures) != 1:
-        raise ValueError(f"{out} is one label map, but there are {len(pictures)} images: give a folder for them.")
-    return [replace(pictures[0], target=out.stem)], out.parent
+def output_folder(images: Sequence[ImageFile], out: Path) -> tuple[list[ImageFile], Path]:
+    """Return the images and the folder for their results; `out` may name the label map (NAME.png) of one image."""
+    folder, ending = out, out.suffix.lower()
+    if not out.is_dir() and ending in (*IMAGE_ENDINGS, ".npz", ".npy"):
+        if ending != ".png":
+            raise ValueError(f"{out} is no PNG file, which label maps are: say {out.with_suffix('.png')}, or a folder.")
+        if len(images) != 1:
+            raise ValueError(f"{out} is one label map, but there are {len(images)} images: give a folder for them.")
+        images, folder = [replace(images[0], target=out.stem)], out.parent
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: give a folder for the results.")
+    return list(images), folder
 
 
-def check_targets(pictures: Sequence[Picture], out: Path) -> None:
-    """No result may take the place of an image."""
-    sources = {os.path.realpath(picture.path) for picture in pictures}
-    for picture in pictures:
-        for path in picture.files(out, True, True).all():
+def check_targets(images: Sequence[ImageFile], folder: Path) -> None:
+    """Raise a ValueError where a result would replace one of the images."""
+    sources = {os.path.realpath(image.path) for image in images}
+    for image in images:
+        for path in image.results(folder, True, True).all():
             if os.path.realpath(path) in sources:
                 raise ValueError(f"{path} is one of the images, and would be overwritten: choose another folder.")

@@ -1,7 +1,7 @@
-"""What a label map says of itself: a text field of its PNG file tells which model made it, of which image, with what.
+"""Notes in result files: a text field of each label map (PNG) says which model made it, of which image, with what.
 
-So a second run knows what is done and what was found there, no result is taken for an image, and no file of another
-kind is taken for a result and replaced.
+By its note, a second run knows what is done and what the labels cover, a result is not taken for an image, and a file
+of another kind is not taken for a result and replaced.
 """
 
 from __future__ import annotations
@@ -14,31 +14,33 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from PIL import Image
+
 FIELD = "deepmrf"
 """The text field of label maps, and the comment of overlays and archives."""
 OVERLAY = "_overlay.jpg"
 """How the name of an overlay ends."""
-_HEAD = 16384
-"""Bytes of a PNG file in which its palette and texts lie."""
+HEADER_BYTES = 16384
+"""Bytes at the start of a file in which palette, texts and comments lie."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """What is written into a label map."""
+    """What is written into a label map; the names of the fields are part of the file format."""
 
     by: str
     """The identity of models and settings."""
     of: str
     """The image: see `image_key`."""
     beside: tuple[str, ...]
-    """What was written with it: "overlay", "probabilities"."""
+    """The kinds of files that were written with it: "overlay", "probabilities"."""
     pixels: tuple[int, ...]
-    """Of each label."""
+    """Number of pixels per label."""
     confidences: tuple[float, ...]
-    """Summed over those pixels."""
+    """Sum of their confidences, per label."""
 
     def text(self) -> str:
-        """As one line."""
+        """The note as one line."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
@@ -50,56 +52,51 @@ def image_key(path: Path) -> str:
 
 
 def read_note(path: Path) -> tuple[Note, tuple[int, int]] | None:
-    """The note of a label map, and its (height, width); None where there is none that can be read."""
-    from PIL import Image
-
+    """Read the note of a label map, and its (height, width); None where there is no readable one."""
     with suppress(OSError, ValueError, TypeError, KeyError, SyntaxError, Image.DecompressionBombError):
-        with Image.open(path, formats=["PNG"]) as made:
-            found = json.loads(made.info[FIELD])
-            size = made.height, made.width
-        pixels, sums = tuple(map(int, found["pixels"])), tuple(map(float, found["confidences"]))
-        return Note(str(found["by"]), str(found["of"]), tuple(map(str, found["beside"])), pixels, sums), size
+        with Image.open(path, formats=["PNG"]) as picture:
+            values = json.loads(picture.info[FIELD])
+            size = picture.height, picture.width
+        pixels, sums = tuple(map(int, values["pixels"])), tuple(map(float, values["confidences"]))
+        return Note(str(values["by"]), str(values["of"]), tuple(map(str, values["beside"])), pixels, sums), size
     return None
 
 
 def is_label_map(path: Path, note: str = "") -> bool:
-    """Was this file written as a label map by a run of ours, with a note that begins so?
-
-    By its first bytes alone: cheap for thousands of files.
-    """
+    """Did deepmrf write this file as a label map, with a note that begins so? Reads its first bytes alone."""
     with suppress(OSError), open(path, "rb") as file:
-        head = file.read(_HEAD)
+        head = file.read(HEADER_BYTES)
         return head.startswith(b"\x89PNG") and f"iTXt{FIELD}\0\0\0\0\0{note}".encode() in head
     return False
 
 
 def is_result(path: Path) -> bool:
-    """Is this a label map or an overlay of ours, and so no image to segment?"""
+    """Is this a label map or an overlay that deepmrf wrote, and so no image to segment?"""
     name = path.name.lower()
     return is_label_map(path) if name.endswith(".png") else name.endswith(OVERLAY) and _is_overlay(path)
 
 
-def foreign(labels: Path, companions: list[Path]) -> Path | None:
-    """The first of these files that is there and was not written by us; what our label map names is ours."""
-    if holds(labels) and not is_label_map(labels):
+def not_ours(labels: Path, companions: list[Path]) -> Path | None:
+    """The first of these files that exists and that deepmrf did not write; what our label map names is ours."""
+    if has_content(labels) and not is_label_map(labels):
         return labels
-    known = read_note(labels)
-    named = () if known is None else known[0].beside
+    noted = read_note(labels)
+    named = () if noted is None else noted[0].beside
     for path in companions:
         kind, ours = ("overlay", _is_overlay) if path.name.endswith(OVERLAY) else ("probabilities", _is_probabilities)
-        if kind not in named and holds(path) and not ours(path):
+        if kind not in named and has_content(path) and not ours(path):
             return path
     return None
 
 
-def holds(path: Path) -> bool:
-    """Is there something that could be lost? Empty files are nobody's: a crash may leave them."""
+def has_content(path: Path) -> bool:
+    """Could something be lost? Not with an empty file: a crash may leave one."""
     return path.exists() and (not path.is_file() or path.stat().st_size > 0)
 
 
 def _is_overlay(path: Path) -> bool:
     with suppress(OSError), open(path, "rb") as file:
-        return b"\xff\xfe" in (head := file.read(_HEAD)) and FIELD.encode() in head
+        return b"\xff\xfe" in (head := file.read(HEADER_BYTES)) and FIELD.encode() in head
     return False
 
 

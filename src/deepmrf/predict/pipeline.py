@@ -1,81 +1,95 @@
-"""A line of work over many images: the next ones are read and the last ones written while the network computes.
+"""Segment many image files: read ahead, compute, and write behind, each in threads of its own.
 
-Memory stays bounded by pixels, not by files: nothing new is read while HELD pixels are under way. A file that cannot be
-done is reported and the rest goes on; what an earlier run has done, with the same model and settings, is left alone.
+    report = segment_files(deepmrf.load("animals"), ["photos", "more/*.jpg"], Path("segmented"))
+
+Memory is bounded by pixels, not by files. A file that fails is reported and the rest goes on. What an earlier run has
+done, with the same model and settings, is left alone. files.py says which files are read and written.
 """
 
 from __future__ import annotations
 
 import errno
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deepmrf import ops
 from deepmrf.data.files import Bytes, image_size, read_image
-from deepmrf.predict.files import Failure, Files, Picture, check_targets
-from deepmrf.predict.notes import Note, foreign, image_key, read_note
-from deepmrf.predict.result import Found, Segmentation, summarise
+from deepmrf.data.progress import Progress, no_progress
+from deepmrf.ops.jobs import compiled_before
+from deepmrf.predict.ahead import WorkQueue
+from deepmrf.predict.files import Failure, ImageFile, ResultFiles, check_targets, find_images, output_folder
+from deepmrf.predict.notes import Note, image_key, not_ours, read_note
+from deepmrf.predict.result import ClassShare, Segmentation, class_shares
 from deepmrf.predict.segmenter import Segmenter
 
-HELD = 48_000_000
-"""Pixels that may be in memory at a time (or one image of more): each takes about ten bytes."""
-AHEAD = 4
-"""Batches that are read ahead, and results that wait to be written."""
-THREADS = 2
-"""That read, and that write."""
-FATAL = (errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
-"""With these, no other file can be written either."""
-
-Progress = Callable[[int, int, Path], None]
-"""Told (files done, files in all, the last one)."""
+MAX_PIXELS_IN_MEMORY = 48_000_000
+"""Nothing is read while more pixels are under way, except one image alone; a pixel takes about ten bytes."""
+BATCHES_AHEAD = 4
+"""Batches that are read ahead, and batches of results that wait to be written."""
+READERS = WRITERS = 2
+"""Threads that read, and threads that write."""
+DISK_ERRORS = (errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
+"""After one of these, no other file can be written either."""
+MAX_PLAIN_WINDOW, MAX_PLAIN_SIDE = 31, 1024
+"""Pixels of a side, of windows and of images, up to which plain PyTorch segments an image in a few seconds."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is written, and how."""
+    """What to write, and how."""
 
     overlay: bool = True
     """Write the overlay, too."""
     probabilities: bool = False
     """Write the probabilities, too."""
     overwrite: bool = False
-    """Do again what is done."""
+    """Segment again what is done, and replace other files."""
     batch: int = 1
-    """Images of one size that are computed together."""
+    """Images of one size to compute together."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One image that is done."""
+class ImageReport:
+    """The result of one image."""
 
     path: Path
-    files: Files
+    files: ResultFiles
     size: tuple[int, int]
     """(height, width)."""
-    found: list[Found]
+    classes: list[ClassShare]
+    """The classes in the image, the largest first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        files = {name: str(path) for name, path in vars(self.files).items() if path is not None}
+        height, width = self.size
+        return {"image": str(self.path), "height": height, "width": width, **files, "found": _plain(self.classes)}
 
 
 @dataclass
-class Report:
-    """What became of each image, and of all together."""
+class PredictReport:
+    """The results of all images."""
 
     names: tuple[str, ...]
-    done: list[Outcome] = field(default_factory=list)
-    before: list[Outcome] = field(default_factory=list)
-    """Done by an earlier run."""
+    """The names of the labels."""
+    done: list[ImageReport] = field(default_factory=list)
+    earlier: list[ImageReport] = field(default_factory=list)
+    """Images that an earlier run has done."""
     failed: list[Failure] = field(default_factory=list)
     animated: list[Path] = field(default_factory=list)
     """Files of several frames, of which the first was taken."""
     interrupted: bool = False
-    pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of each label, over all images that are done, now or before."""
-    confidences: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """Summed over those pixels."""
+    pixels: NDArray[np.int64] = field(init=False)
+    """Number of pixels per label, over all images, done now or earlier."""
+    confidences: NDArray[np.float64] = field(init=False)
+    """Sum of the confidences of those pixels."""
 
     def __post_init__(self) -> None:
         self.pixels, self.confidences = np.zeros(len(self.names), np.int64), np.zeros(len(self.names))
@@ -83,209 +97,254 @@ class Report:
     @property
     def skipped(self) -> list[Path]:
         """The images whose results were there already."""
-        return [outcome.path for outcome in self.before]
+        return [image.path for image in self.earlier]
 
-    def summary(self) -> list[tuple[Found, int]]:
-        """Each class found, over all images, with the number of images it is in; the largest first."""
+    def summary(self) -> list[tuple[ClassShare, int]]:
+        """The classes over all images, the largest first, each with the number of images it is in."""
         images = dict.fromkeys(self.names, 0)
-        for outcome in (*self.before, *self.done):
-            for one in outcome.found:
-                images[one.name] += 1
-        return [(one, images[one.name]) for one in summarise(self.names, self.pixels, self.confidences)]
+        for image in (*self.earlier, *self.done):
+            for share in image.classes:
+                images[share.name] += 1
+        return [(share, images[share.name]) for share in class_shares(self.names, self.pixels, self.confidences)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            "classes": list(self.names),
+            "found": _plain([share for share, _ in self.summary()]),
+            "images": [image.to_dict() for image in (*self.earlier, *self.done)],
+            "skipped": [str(path) for path in self.skipped],
+            "failed": [{"image": str(path), "why": reason} for path, reason in self.failed],
+        }
 
 
-def run(
+def _plain(classes: Sequence[ClassShare]) -> list[dict[str, Any]]:
+    return [{"class": c.name, "share": round(c.share, 6), "confidence": round(c.confidence, 4)} for c in classes]
+
+
+def segment_files(
     segmenter: Segmenter,
-    pictures: Sequence[Picture],
+    inputs: Iterable[str | os.PathLike[str]],
     out: Path,
     options: Options | None = None,
-    progress: Progress | None = None,
-) -> Report:
-    """Segment every picture and write its results below `out`. Ctrl-C stops with whole files only."""
+    progress: Progress = no_progress,
+    recursive: bool = False,
+) -> PredictReport:
+    """Segment the images that files, folders and patterns name. `out` is a folder, or NAME.png for one image."""
+    images, missing = find_images(inputs, recursive, out)
+    if not images:
+        return PredictReport(segmenter.labels.names, failed=missing)
+    images, folder = output_folder(images, out)
+    report = segment_images(segmenter, images, folder, options, progress)
+    report.failed[:0] = missing
+    return report
+
+
+def segment_images(
+    segmenter: Segmenter,
+    images: Sequence[ImageFile],
+    folder: Path,
+    options: Options | None = None,
+    progress: Progress = no_progress,
+) -> PredictReport:
+    """Segment every image and write its results below the folder. Ctrl-C stops with complete files only."""
     options = options or Options()
     if options.batch < 1:
         raise ValueError(f"batch={options.batch} must be at least 1 image.")
-    check_targets(pictures, out)
-    out.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(THREADS) as readers, ThreadPoolExecutor(THREADS) as writers:
-        line = _Line(segmenter, out, options, readers, writers, progress, len(pictures))
+    check_targets(images, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    reading, writing = WorkQueue[_Job, Bytes](READERS), WorkQueue[_Job, _Written](WRITERS)
+    with reading, writing, kernels_for(segmenter, len(images)):
+        pipeline = _Pipeline(segmenter, folder, options, reading, writing, progress, len(images))
         try:
-            for picture in pictures:
-                line.take(picture)
-            while line.busy:
-                line.step()
+            for image in images:
+                pipeline.add(image)
+            while pipeline.busy:
+                pipeline.step()
         except KeyboardInterrupt:
-            line.stop()
-        except BaseException:
-            readers.shutdown(wait=False, cancel_futures=True)
-            writers.shutdown(wait=False, cancel_futures=True)
-            raise
-    return line.report
+            pipeline.stop()
+    return pipeline.report
 
 
-@dataclass
+def kernels_for(segmenter: Segmenter, images: int) -> AbstractContextManager[None]:
+    """Choose plain PyTorch for a single image where kernels were never compiled, which would take ten seconds."""
+    fields = [model.mean_field for model in segmenter.models if model.mean_field is not None]
+    small_windows = all(max(mrf.triple_penalty.window) <= MAX_PLAIN_WINDOW for mrf in fields)
+    small_image = segmenter.size is not None and segmenter.size <= MAX_PLAIN_SIDE and segmenter.scales == (1.0,)
+    single = images == 1 and segmenter.device.type == "cpu"
+    return ops.use("torch") if single and small_windows and small_image and not compiled_before() else nullcontext()
+
+
+@dataclass(frozen=True)
 class _Job:
-    picture: Picture
-    files: Files
+    """An image under way."""
+
+    path: Path
+    files: ResultFiles
     pixels: int
     key: str
-    """Of the image as it was before it was read."""
+    """Of the image file as it was before it was read."""
 
 
-_Written = tuple[Outcome, NDArray[np.int64], NDArray[np.float64]]
+_Written = tuple[ImageReport, NDArray[np.int64], NDArray[np.float64]]
+_Group = list[tuple[_Job, Bytes]]
 
 
-class _Line:
+class _Pipeline:
     """The images under way: being read, waiting for others of their size, being written."""
 
     def __init__(
         self,
         segmenter: Segmenter,
-        out: Path,
+        folder: Path,
         options: Options,
-        readers: ThreadPoolExecutor,
-        writers: ThreadPoolExecutor,
-        progress: Progress | None,
-        whole: int,
+        reading: WorkQueue[_Job, Bytes],
+        writing: WorkQueue[_Job, _Written],
+        progress: Progress,
+        total: int,
     ) -> None:
-        self.segmenter, self.out, self.options, self.whole = segmenter, out, options, whole
-        self.readers, self.writers, self.progress = readers, writers, progress
-        self.report = Report(segmenter.labels.names)
-        self.reading: deque[tuple[_Job, Future[Bytes]]] = deque()
-        self.waiting: dict[tuple[int, ...], list[tuple[_Job, Bytes]]] = {}
-        self.writing: deque[tuple[_Job, Future[_Written]]] = deque()
-        self.held = 0
+        self.segmenter, self.folder, self.options = segmenter, folder, options
+        self.reading, self.writing, self.progress, self.total = reading, writing, progress, total
+        self.waiting: dict[tuple[int, ...], _Group] = {}
+        self.pixels_in_memory = 0
+        self.limit = BATCHES_AHEAD * options.batch
+        self.report = PredictReport(segmenter.labels.names)
 
     @property
     def busy(self) -> bool:
         return bool(self.reading or self.waiting or self.writing)
 
-    def take(self, picture: Picture) -> None:
-        """Begin to read a picture, once there is room for it."""
-        options = self.options
-        files = picture.files(self.out, options.overlay, options.probabilities)
-        if not options.overwrite and self._done_before(picture, files):
-            return self._tell(picture.path)
+    def add(self, image: ImageFile) -> None:
+        """Begin to read an image, once there is room for it."""
+        files = image.results(self.folder, self.options.overlay, self.options.probabilities)
+        if not self.options.overwrite and self._done_earlier(image.path, files):
+            return self._tell()
         try:
-            if not options.overwrite and (other := foreign(files.labels, files.all()[1:])) is not None:
-                raise ValueError(f"{other} is there, and not written by deepmrf predict: --overwrite replaces it.")
-            height, width, animated = image_size(picture.path, self.segmenter.max_pixels)
-            key = image_key(picture.path)
-        except (OSError, ValueError) as why:
-            return self._fail(picture.path, why)
+            if not self.options.overwrite and (other := not_ours(files.labels, files.all()[1:])) is not None:
+                raise ValueError(
+                    f"{other} is there, and deepmrf predict did not write it: overwrite it, or choose another folder."
+                )
+            height, width, animated = image_size(image.path, self.segmenter.max_pixels)
+            key = image_key(image.path)
+        except (OSError, ValueError) as error:
+            return self._fail(image.path, error)
         if animated:
-            self.report.animated.append(picture.path)
+            self.report.animated.append(image.path)
         pixels = height * width
-        while len(self.reading) >= AHEAD * options.batch or (self.busy and self.held + pixels > HELD):
+        while len(self.reading) >= self.limit or (self.busy and self.pixels_in_memory + pixels > MAX_PIXELS_IN_MEMORY):
             self.step()
-        self.held += pixels
-        read = self.readers.submit(read_image, picture.path, self.segmenter.max_pixels)
-        self.reading.append((_Job(picture, files, pixels, key), read))
+        self.pixels_in_memory += pixels
+        job = _Job(image.path, files, pixels, key)
+        self.reading.put(job, read_image, image.path, self.segmenter.max_pixels)
 
-    def _done_before(self, picture: Picture, files: Files) -> bool:
-        """Are all results there, of this very image, by this model with these settings? Then they count as found."""
-        known = read_note(files.labels)
-        if known is None:
+    def _done_earlier(self, path: Path, files: ResultFiles) -> bool:
+        """Are all results there, of this very image, by this model with these settings? Then they count."""
+        noted = read_note(files.labels)
+        if noted is None:
             return False
-        note, size = known
+        note, size = noted
         try:
-            same = (note.by, note.of) == (self.segmenter.identity, image_key(picture.path))
+            same = (note.by, note.of) == (self.segmenter.identity, image_key(path))
         except OSError:
             return False
-        if not same or not set(files.beside()) <= set(note.beside) or not all(path.is_file() for path in files.all()):
+        present = set(files.beside()) <= set(note.beside) and all(file.is_file() for file in files.all())
+        if not same or not present or not len(note.pixels) == len(note.confidences) == len(self.report.names):
             return False
         pixels, sums = np.array(note.pixels, np.int64), np.array(note.confidences)
-        if pixels.shape != self.report.pixels.shape or sums.shape != pixels.shape:
-            return False
-        found = summarise(self.report.names, pixels, sums)
-        self.report.before.append(Outcome(picture.path, files, size, found))
-        self.report.pixels += pixels
-        self.report.confidences += sums
+        report = ImageReport(path, files, size, class_shares(self.report.names, pixels, sums))
+        self._count(self.report.earlier, report, pixels, sums)
         return True
 
     def step(self) -> None:
-        """The oldest thing that can be done: compute what is read, then what waits, then await what is written."""
-        while len(self.writing) >= AHEAD * self.options.batch or (self.writing and self.writing[0][1].done()):
-            self._settle()
+        """Do the oldest thing that can be done: compute what was read, then what waits, then wait for the writers."""
+        while len(self.writing) >= self.limit or self.writing.ready:
+            self._finish_oldest()
         if self.reading:
-            job, read = self.reading.popleft()
-            try:
-                image = read.result()
-            except (OSError, ValueError, MemoryError) as why:
-                self.held -= job.pixels
-                return self._fail(job.picture.path, why)
-            group = self.waiting.setdefault(image.shape, [])
-            group.append((job, image))
-            if len(group) == self.options.batch:
-                self._compute(self.waiting.pop(image.shape))
-            elif sum(map(len, self.waiting.values())) >= AHEAD * self.options.batch:
-                self._compute(self._fullest())
+            self._take_image()
         elif self.waiting:
-            self._compute(self._fullest())
+            self._compute(self._largest_group())
         elif self.writing:
-            self._settle()
+            self._finish_oldest()
 
-    def stop(self) -> None:
-        """After Ctrl-C: what is being written is finished, the rest forgotten."""
-        self.report.interrupted = True
-        for _, read in self.reading:
-            read.cancel()
-        while self.writing:
-            self._settle()
+    def _take_image(self) -> None:
+        job, future = self.reading.take()
+        try:
+            image = future.result()
+        except (OSError, ValueError, MemoryError) as error:
+            self.pixels_in_memory -= job.pixels
+            return self._fail(job.path, error)
+        group = self.waiting.setdefault(image.shape, [])
+        group.append((job, image))
+        if len(group) == self.options.batch:
+            self._compute(self.waiting.pop(image.shape))
+        elif sum(map(len, self.waiting.values())) >= self.limit:
+            self._compute(self._largest_group())
 
-    def _fullest(self) -> list[tuple[_Job, Bytes]]:
+    def _largest_group(self) -> _Group:
         return self.waiting.pop(max(self.waiting, key=lambda shape: len(self.waiting[shape])))
 
-    def _compute(self, group: list[tuple[_Job, Bytes]]) -> None:
-        images = [image for _, image in group]
+    def _compute(self, group: _Group) -> None:
         try:
-            found = self.segmenter.batch(images, probabilities=self.options.probabilities)
-        except (OSError, ValueError, TypeError, RuntimeError, MemoryError) as why:
-            if len(group) > 1:  # one of them, or all of them together: alone, each has its own chance
-                for one in group:
-                    self._compute([one])
+            results = self.segmenter.batch([image for _, image in group], probabilities=self.options.probabilities)
+        except (OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+            if len(group) > 1:  # perhaps only one of them fails, or all of them together
+                for single in group:
+                    self._compute([single])
                 return
-            self.held -= group[0][0].pixels
-            return self._fail(group[0][0].picture.path, why)
-        for (job, _), made in zip(group, found, strict=True):
-            self.writing.append((job, self.writers.submit(_write, job, made, self.segmenter.identity)))
+            job, _ = group[0]
+            self.pixels_in_memory -= job.pixels
+            return self._fail(job.path, error)
+        for (job, _), result in zip(group, results, strict=True):
+            self.writing.put(job, _write, job, result, self.segmenter.identity)
 
-    def _settle(self) -> None:
-        job, written = self.writing.popleft()
-        self.held -= job.pixels
+    def _finish_oldest(self) -> None:
+        """Wait until the oldest result is written, and report it."""
+        job, future = self.writing.take()
+        self.pixels_in_memory -= job.pixels
         try:
-            outcome, pixels, sums = written.result()
-        except OSError as why:
-            if why.errno in FATAL:
-                raise OSError(why.errno, f"{why.strerror}: {job.files.labels} could not be written.") from why
-            return self._fail(job.picture.path, why)
-        except (ValueError, MemoryError) as why:
-            return self._fail(job.picture.path, why)
-        self.report.done.append(outcome)
+            report, pixels, sums = future.result()
+        except OSError as error:
+            if error.errno in DISK_ERRORS:
+                raise OSError(error.errno, f"{error.strerror}: {job.files.labels} could not be written.") from error
+            return self._fail(job.path, error)
+        except (ValueError, MemoryError) as error:
+            return self._fail(job.path, error)
+        self._count(self.report.done, report, pixels, sums)
+        self._tell()
+
+    def stop(self) -> None:
+        """After Ctrl-C: finish what is being written and drop the rest."""
+        self.report.interrupted = True
+        self.reading.cancel()
+        while self.writing:
+            self._finish_oldest()
+
+    def _count(
+        self, reports: list[ImageReport], report: ImageReport, pixels: NDArray[np.int64], sums: NDArray[np.float64]
+    ) -> None:
+        reports.append(report)
         self.report.pixels += pixels
         self.report.confidences += sums
-        self._tell(job.picture.path)
 
-    def _fail(self, path: Path, why: BaseException) -> None:
-        reason = str(why).strip() or ("there is not enough memory" if isinstance(why, MemoryError) else "it failed")
-        reason = reason.replace(str(path), " ".join(str(path).splitlines()))  # names may hold line ends
+    def _fail(self, path: Path, error: BaseException) -> None:
+        short = "there is not enough memory" if isinstance(error, MemoryError) else "it failed"
+        reason = (str(error).strip() or short).replace(str(path), " ".join(str(path).splitlines()))
         self.report.failed.append((path, reason.splitlines()[0]))
-        self._tell(path)
+        self._tell()
 
-    def _tell(self, path: Path) -> None:
-        if self.progress is not None:
-            report = self.report
-            self.progress(len(report.done) + len(report.before) + len(report.failed), self.whole, path)
+    def _tell(self) -> None:
+        report = self.report
+        self.progress(len(report.done) + len(report.earlier) + len(report.failed), self.total)
 
 
-def _write(job: _Job, found: Segmentation, identity: str) -> _Written:
+def _write(job: _Job, result: Segmentation, identity: str) -> _Written:
+    """Write the files of one image, the label map last: where it is, all is."""
     if job.files.overlay is not None:
-        found.save_overlay(job.files.overlay)
+        result.save_overlay(job.files.overlay)
     if job.files.probabilities is not None:
-        found.save(job.files.probabilities)
-    pixels, sums = found.totals()
+        result.save(job.files.probabilities)
+    pixels, sums = result.totals()
     note = Note(identity, job.key, job.files.beside(), tuple(pixels.tolist()), tuple(np.round(sums, 6).tolist()))
-    found.save_labels(job.files.labels, note.text())
-    height, width = found.labels.shape
-    outcome = Outcome(job.picture.path, job.files, (height, width), summarise(found.names, pixels, sums))
-    return outcome, pixels, sums
+    result.save_labels(job.files.labels, note.text())
+    height, width = result.labels.shape
+    return ImageReport(job.path, job.files, (height, width), class_shares(result.names, pixels, sums)), pixels, sums

@@ -1,9 +1,9 @@
-"""Segmentation: what was found in one image, to look at, to index, to save.
+"""Segmentation: the labels of one image, to look at, to index, to save.
 
-found = deepmrf.load("animals")("cat.jpg")
-found                       # in a notebook: the picture with its labels, and what they cover
-found["cat"]                # (H, W) of bool
-found.save("cat.png")       # the label map; found.save("folder") writes all there is
+result = deepmrf.load("animals")("cat.jpg")
+result                      # in a notebook: the image with its labels, and what they cover
+result["cat"]               # (H, W) of bool
+result.save("cat.png")      # the label map; result.save("folder") writes all there is
 """
 
 from __future__ import annotations
@@ -15,40 +15,39 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from deepmrf.data.labels import Colour, LabelSet
 from deepmrf.data.writing import replacing
 from deepmrf.figures import overlay
 from deepmrf.predict.notes import FIELD
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 BACKGROUND = "background"
 """The label that overlays leave unpainted."""
-ROWS = 512
-"""Rows of an overlay that are painted at a time: colours are mixed as floats, eight times the picture's size."""
-SHOWN = 800
-"""The longer side of the picture in a notebook."""
+ROWS_AT_A_TIME = 512
+"""Rows of an overlay to paint at a time: colours are mixed as floats, eight times the image's size."""
+NOTEBOOK_SIDE = 800
+"""Pixels of the longer side of the image in a notebook."""
 
 
-class Found(NamedTuple):
-    """One class of an image."""
+class ClassShare(NamedTuple):
+    """How much of an image, or of several, a class covers."""
 
     name: str
     share: float
-    """Of all pixels."""
+    """The part of all pixels that have this label."""
     confidence: float
-    """The mean probability of the label where it was given."""
+    """The mean probability of the label on those pixels."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Segmentation:
-    """The labels of one image and what else is known of them."""
+    """The labels of one image, with their probabilities."""
 
     labels: NDArray[np.uint8]
     """(H, W): the most probable label of each pixel."""
@@ -59,70 +58,66 @@ class Segmentation:
     label_set: LabelSet
     """Names and colours."""
     probabilities: NDArray[np.float32] | None = None
-    """(L, H, W): of every label; None where they were not asked for or the image was too large to keep them."""
+    """(L, H, W): of every label; None where they were not asked for or the image is too large for them."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the labels are called."""
+        """The names of the labels."""
         return self.label_set.names
 
     @property
     def colours(self) -> tuple[Colour, ...]:
-        """How the labels are painted."""
+        """The colours of the labels."""
         return self.label_set.colours
 
     def __getitem__(self, name: str | int) -> NDArray[np.bool_]:
-        """Where a label is, (H, W), by its name or number."""
+        """Where a label is, (H, W) of bool, by its name or number."""
         number = self.names.index(name) if isinstance(name, str) and name in self.names else name
         if isinstance(number, int | np.integer) and 0 <= number < len(self.names):
-            where: NDArray[np.bool_] = self.labels == number
-            return where
+            mask: NDArray[np.bool_] = self.labels == number
+            return mask
         near = get_close_matches(str(name), self.names, 1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise KeyError(f"There is no label {name!r}: the labels are {', '.join(self.names)}.{guess}")
 
     def __contains__(self, name: str | int) -> bool:
-        """Has any pixel this label? One that the model does not know is an error, as in [...]."""
+        """Has any pixel this label? A name that the model does not know is an error, as in [...]."""
         return bool(self[name].any())
 
     def __iter__(self) -> Iterator[str]:
-        """The names of what was found, the one that covers most first."""
-        return iter([one.name for one in self.summary()])
+        """The names of the classes in the image, the largest first."""
+        return iter([share.name for share in self.summary()])
 
-    def summary(self) -> list[Found]:
-        """The classes that were found, the one that covers most first."""
-        pixels, sums = self.totals()
-        return summarise(self.names, pixels, sums)
+    def summary(self) -> list[ClassShare]:
+        """The classes in the image, the largest first."""
+        return class_shares(self.names, *self.totals())
 
     def totals(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """(pixels, summed confidence) of each label."""
+        """(number of pixels, sum of their confidences), per label."""
         count = len(self.names)
         pixels, sums = np.zeros(count, np.int64), np.zeros(count)
-        for top in range(0, len(self.labels), ROWS):
-            labels = self.labels[top : top + ROWS].ravel()
+        for top in range(0, len(self.labels), ROWS_AT_A_TIME):
+            labels = self.labels[top : top + ROWS_AT_A_TIME].ravel()
             pixels += np.bincount(labels, minlength=count)
-            sums += np.bincount(labels, self.confidence[top : top + ROWS].ravel(), minlength=count)
+            sums += np.bincount(labels, self.confidence[top : top + ROWS_AT_A_TIME].ravel(), minlength=count)
         return pixels, sums
 
-    def overlay(self, opacity: float = 0.55, longest: int | None = None) -> Image:
-        """The image with its labels painted over it; `longest` shrinks a larger picture to that many pixels a side."""
-        from PIL import Image
-
+    def overlay(self, opacity: float = 0.55, longest: int | None = None) -> Image.Image:
+        """The image with its labels painted over it; `longest` shrinks a larger one to that many pixels a side."""
         if not 0 <= opacity <= 1:
             raise ValueError(f"opacity={opacity!r} must be from 0, the image alone, to 1, the labels alone.")
         image, labels = self._shrunk(longest)
         colours, void = self.label_set.palette(), self.names.index(BACKGROUND) if BACKGROUND in self.names else -1
         painted = np.empty_like(image)
-        for top in range(0, len(image), ROWS):
-            rows, above = slice(top, top + ROWS), max(0, top - 1)  # the row above, for the line between the two
-            band = overlay(image[above : top + ROWS], labels[above : top + ROWS], colours, opacity)[top - above :]
+        for top in range(0, len(image), ROWS_AT_A_TIME):
+            end, above = top + ROWS_AT_A_TIME, max(0, top - 1)  # the row above, for the line between the two
+            rows = slice(top, end)
+            band = overlay(image[above:end], labels[above:end], colours, opacity)[top - above :]
             plain = (labels[rows] == void) & ~(band == 255).all(-1)
             painted[rows] = np.where(plain[..., None], image[rows], band)
         return Image.fromarray(painted)
 
     def _shrunk(self, longest: int | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        from PIL import Image
-
         height, width = self.labels.shape
         factor = 1.0 if longest is None else min(1.0, longest / max(height, width))
         if factor == 1:
@@ -131,10 +126,8 @@ class Segmentation:
         image = Image.fromarray(self.image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
         return np.array(image), np.array(Image.fromarray(self.labels).resize(size, Image.Resampling.NEAREST))
 
-    def mask(self) -> Image:
+    def mask(self) -> Image.Image:
         """The label map as an image of 8-bit ids with a palette."""
-        from PIL import Image
-
         picture = Image.fromarray(self.labels)
         picture.putpalette(self.label_set.palette().tobytes())
         return picture
@@ -165,8 +158,6 @@ class Segmentation:
 
     def save_labels(self, path: Path, note: str = "") -> None:
         """The label map as PNG, with the labels' names and a note in its text fields."""
-        from PIL.PngImagePlugin import PngInfo
-
         text = PngInfo()
         text.add_itxt("labels", ", ".join(self.names))
         if note:
@@ -181,45 +172,41 @@ class Segmentation:
 
     def __repr__(self) -> str:
         height, width = self.labels.shape
-        found = ", ".join(
-            f"{one.name} {_percent(one.share)} (sure {_percent(one.confidence)})" for one in self.summary()
-        )
-        return f"Segmentation of {width} x {height} pixels: {found}"
+        classes = ", ".join(f"{c.name} {_percent(c.share)} (sure {_percent(c.confidence)})" for c in self.summary())
+        return f"Segmentation of {width} x {height} pixels: {classes}"
 
     def _repr_png_(self) -> bytes:
         """The overlay with a legend, for notebooks."""
         buffer = io.BytesIO()
-        legend(self.overlay(longest=SHOWN), self).save(buffer, format="PNG")
+        legend(self.overlay(longest=NOTEBOOK_SIDE), self).save(buffer, format="PNG")
         return buffer.getvalue()
 
 
-def summarise(names: tuple[str, ...], pixels: NDArray[np.int64], sums: NDArray[np.float64]) -> list[Found]:
-    """Pixels and summed confidence of each label as classes found, the largest first; absent ones are left out."""
-    whole = max(int(pixels.sum()), 1)
+def class_shares(names: tuple[str, ...], pixels: NDArray[np.int64], sums: NDArray[np.float64]) -> list[ClassShare]:
+    """The classes that have pixels, the largest first, from each label's pixels and the sum of their confidences."""
+    total = max(int(pixels.sum()), 1)
     order = [int(n) for n in np.argsort(-pixels, kind="stable") if pixels[n]]
-    return [Found(names[n], float(pixels[n] / whole), float(sums[n] / pixels[n])) for n in order]
+    return [ClassShare(names[n], float(pixels[n] / total), float(sums[n] / pixels[n])) for n in order]
 
 
-def legend(picture: Image, found: Segmentation) -> Image:
-    """The picture with a strip below it: the colours, names and shares of what covers most."""
-    from PIL import Image, ImageDraw, ImageFont
-
+def legend(picture: Image.Image, result: Segmentation) -> Image.Image:
+    """The picture with a strip below it: colours, names and shares of the classes."""
     font, line, gap = ImageFont.load_default(size=14), 24, 8
     entries: list[tuple[str, Any, int]] = []
-    for one in found.summary():
-        text = f"{one.name} {_percent(one.share)}"
-        entries.append((text, found.colours[found.names.index(one.name)], int(font.getlength(text)) + 22 + 2 * gap))
+    for name, share, _ in result.summary():
+        text = f"{name} {_percent(share)}"
+        entries.append((text, result.colours[result.names.index(name)], int(font.getlength(text)) + 22 + 2 * gap))
     width = max([picture.width, *[length for *_, length in entries]])
-    places, x, y = [], gap, 0
+    corners, x, y = [], gap, 0
     for *_, length in entries:
         if x + length > width and x > gap:
             x, y = gap, y + line
-        places.append((x, y))
+        corners.append((x, y))
         x += length
     sheet = Image.new("RGB", (width, picture.height + y + line + gap), "white")
     sheet.paste(picture, (0, 0))
     draw = ImageDraw.Draw(sheet)
-    for (text, colour, _), (left, below) in zip(entries, places, strict=True):
+    for (text, colour, _), (left, below) in zip(entries, corners, strict=True):
         top = picture.height + gap + below
         draw.rectangle((left, top, left + 14, top + 14), fill=colour, outline="black")
         draw.text((left + 20, top - 1), text, fill="black", font=font)

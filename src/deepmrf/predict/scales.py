@@ -1,4 +1,4 @@
-"""Prediction: from images to label probabilities, by small functions that compose.
+"""Predictors: from images to label probabilities, by small functions that compose.
 
 A predictor maps images (B, 3, H, W) of uint8 to probabilities (B, L, H, W). `scaled`, `mirrored`, `averaged` and
 `tiled` take predictors and return predictors. `tiled_labels` and `enlarged_labels` give labels and their confidence for
@@ -22,13 +22,13 @@ from deepmrf.predict.tiles import square_tiles
 
 Predictor = Callable[[Tensor], Tensor]
 
-NETWORK = 128
-"""What a tile sees beyond the MRF's reach, for the network's sake, in pixels. Networks see farther, some (through
-their image-wide mean) everything, but what lies 128 pixels away counts for little; the MRF's part is exact."""
-STEP = 32
-"""Tiles begin at multiples of this, so that a network at stride 2 to 32 puts its cells where it would in the whole."""
-BAND = 2**24
-"""Numbers that `enlarged_labels` holds at a time."""
+NETWORK_MARGIN = 128
+"""Pixels that a tile sees beyond the MRF's reach, for the network. Networks see farther, some (through their image-wide
+mean) everything, but what lies 128 pixels away counts for little; the MRF's part is exact."""
+TILE_GRID = 32
+"""Tiles begin at multiples of this, so that a network at stride 2 to 32 puts its cells where it would in the image."""
+MAX_ENLARGED_NUMBERS = 2**24
+"""Probabilities that `enlarged_labels` has in memory at a time."""
 
 
 def predictor(model: Callable[[Tensor], Tensor]) -> Predictor:
@@ -42,8 +42,8 @@ def predictor(model: Callable[[Tensor], Tensor]) -> Predictor:
     return predict
 
 
-def _to(image: Tensor, size: Sequence[int]) -> Tensor:
-    """Bytes resized to bytes."""
+def resized(image: Tensor, size: Sequence[int]) -> Tensor:
+    """An image of uint8 at another size, as uint8."""
     smaller = size[0] < image.shape[2] or size[1] < image.shape[3]
     real = functional.interpolate(image.float(), list(size), mode="bilinear", antialias=smaller)
     return real.round_().clamp_(0, 255).to(torch.uint8)
@@ -58,11 +58,11 @@ def scaled(predict: Predictor, scales: Sequence[float]) -> Predictor:
         size = image.shape[2:]
         total: Tensor | None = None
         for scale in scales:
-            resized = image if scale == 1 else _to(image, [max(1, round(n * scale)) for n in size])
-            found = predict(resized)
-            if found.shape[2:] != size:
-                found = functional.interpolate(found, size, mode="bilinear")
-            total = found if total is None else total + found
+            scaled_size = [max(1, round(n * scale)) for n in size]
+            probabilities = predict(image if scale == 1 else resized(image, scaled_size))
+            if probabilities.shape[2:] != size:
+                probabilities = functional.interpolate(probabilities, size, mode="bilinear")
+            total = probabilities if total is None else total + probabilities
         assert total is not None  # scales is not empty
         return total / len(scales)
 
@@ -90,34 +90,36 @@ def averaged(predictors: Sequence[Predictor]) -> Predictor:
     return predictors[0] if len(predictors) == 1 else together
 
 
-def margin(mean_fields: Sequence[MeanField | None], scales: Sequence[float] = (1.0,), network: int = NETWORK) -> int:
+def margin(
+    mean_fields: Sequence[MeanField | None], scales: Sequence[float] = (1.0,), network: int = NETWORK_MARGIN
+) -> int:
     """What each tile must see around it, in pixels: the farthest reach and the network's, at the smallest scale."""
     farthest = max((max(map(max, mrf.reach()[-2:])) for mrf in mean_fields if mrf is not None), default=0)
     return math.ceil((farthest + network) / min(1.0, *scales))
 
 
 def grid(mean_fields: Sequence[MeanField | None], zooms: Sequence[Fraction] = ()) -> int:
-    """Where tiles may begin: at multiples of STEP, also as zoomed networks see it, and of the stride of contexts."""
+    """Tiles begin at multiples of this: of TILE_GRID, also as zoomed networks see it, and of the contexts' stride."""
     contexts = [mrf.label_contexts for mrf in mean_fields if mrf is not None]
     strides = [layer.stride for layer in contexts if layer is not None]
-    return math.lcm(STEP, *[STEP * zoom.denominator for zoom in zooms], *strides)
+    return math.lcm(TILE_GRID, *[TILE_GRID * zoom.denominator for zoom in zooms], *strides)
 
 
-def tiled(predict: Predictor, tile: int, margin: int, step: int = STEP) -> Predictor:
-    """Images larger than a tile in parts, each computed with `margin` pixels around it, of which the inside is kept."""
+def tiled(predict: Predictor, tile: int, margin: int, step: int = TILE_GRID) -> Predictor:
+    """Compute images larger than a tile in tiles, each with `margin` pixels around it."""
 
     def in_parts(image: Tensor) -> Tensor:
         height, width = image.shape[2:]
         if max(height, width) <= tile:
             return predict(image)
-        whole: Tensor | None = None
+        joined: Tensor | None = None
         for part in square_tiles((height, width), tile, margin, step):
             probabilities = predict(image[(slice(None), slice(None), *part.outer)])
-            if whole is None:
-                whole = probabilities.new_empty(*probabilities.shape[:2], height, width)
-            whole[(slice(None), slice(None), *part.inner)] = probabilities[(slice(None), slice(None), *part.cut)]
-        assert whole is not None  # an image has a pixel
-        return whole
+            if joined is None:
+                joined = probabilities.new_empty(*probabilities.shape[:2], height, width)
+            joined[(slice(None), slice(None), *part.inner)] = probabilities[(slice(None), slice(None), *part.cut)]
+        assert joined is not None  # an image has a pixel
+        return joined
 
     return in_parts
 
@@ -131,7 +133,7 @@ def tiled_labels(
     tile: int,
     margin: int,
     *,
-    step: int = STEP,
+    step: int = TILE_GRID,
     device: torch.device | str = "cpu",
     probabilities: NDArray[np.float32] | None = None,
 ) -> Labels:
@@ -143,27 +145,28 @@ def tiled_labels(
     labels, confidence = np.empty((height, width), np.uint8), np.empty((height, width), np.float16)
     for part in square_tiles((height, width), tile, margin, step):
         piece = torch.from_numpy(np.ascontiguousarray(image[part.outer].transpose(2, 0, 1)))[None]
-        found = predict(piece.to(device))[0][(slice(None), *part.cut)]  # (L, h, w)
-        best = found.max(0)
+        values = predict(piece.to(device))[0][(slice(None), *part.cut)]  # (L, h, w)
+        best = values.max(0)
         labels[part.inner] = best.indices.to(torch.uint8).cpu().numpy()
         confidence[part.inner] = best.values.half().cpu().numpy()
         if probabilities is not None:
-            probabilities[(slice(None), *part.inner)] = found.cpu().numpy()
+            probabilities[(slice(None), *part.inner)] = values.cpu().numpy()
     return labels, confidence
 
 
-def enlarged_labels(found: Tensor, height: int, width: int) -> Labels:
+def enlarged_labels(probabilities: Tensor, height: int, width: int) -> Labels:
     """(labels, confidence) (H, W) of probabilities (L, h, w) enlarged bilinearly, a band of rows at a time."""
     labels, confidence = np.empty((height, width), np.uint8), np.empty((height, width), np.float16)
-    band = max(1, BAND // (len(found) * width))
+    last = probabilities.shape[1] - 1
+    band = max(1, MAX_ENLARGED_NUMBERS // (len(probabilities) * width))
     for top in range(0, height, band):
         rows = slice(top, min(top + band, height))
-        place = (torch.arange(rows.start, rows.stop, device=found.device) + 0.5) * found.shape[1] / height - 0.5
-        place = place.clamp(0, found.shape[1] - 1)
-        above = place.long()
-        share = (place - above)[:, None]
-        between = found[:, above] * (1 - share) + found[:, (above + 1).clamp_max(found.shape[1] - 1)] * share
-        best = functional.interpolate(between[None], (len(place), width), mode="bilinear")[0].max(0)
+        target = torch.arange(rows.start, rows.stop, device=probabilities.device)
+        source = ((target + 0.5) * probabilities.shape[1] / height - 0.5).clamp(0, last)
+        above = source.long()
+        weight = (source - above)[:, None]
+        between = probabilities[:, above] * (1 - weight) + probabilities[:, (above + 1).clamp_max(last)] * weight
+        best = functional.interpolate(between[None], (len(source), width), mode="bilinear")[0].max(0)
         labels[rows] = best.indices.to(torch.uint8).cpu().numpy()
         confidence[rows] = best.values.half().cpu().numpy()
     return labels, confidence

@@ -1,10 +1,10 @@
-"""Segmenting images in Python: `deepmrf.load(name)` gives a Segmenter, and that takes images of every kind.
+"""Segment images in Python: `deepmrf.load(name)` returns a Segmenter, which takes images of every kind.
 
     segment = deepmrf.load("animals")
-    found = segment("cat.jpg")            # or a PIL image, a numpy array, a tensor: a Segmentation (result.py)
+    result = segment("cat.jpg")            # or a PIL image, a numpy array, a tensor: a Segmentation (result.py)
 
-Large photographs are shrunk to about what the network was trained on, and their labels enlarged again (`size`); images
-that are larger still, or that are to be seen pixel by pixel (`tile`, or size=0), are computed in tiles.
+Large photographs are shrunk to about the size that the network was trained on, and their labels enlarged again
+(`size`). Images that are still larger, or that are not to be shrunk (`tile`, or size=0), are computed in tiles.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from deepmrf.data.files import Bytes
@@ -41,16 +42,16 @@ from deepmrf.predict.scales import (
 )
 from deepmrf.unary.images import NO_ZOOM
 
-TILE = {"cpu": 1024, "cuda": 2048}
-"""The side of the tiles where none is given."""
-WHOLE = {"cpu": 2**22, "cuda": 2**24}
+TILE_SIDE = {"cpu": 1024, "cuda": 2048}
+"""The side of the tiles, in pixels, where none is given."""
+MAX_PIXELS_AT_ONCE = {"cpu": 2**22, "cuda": 2**24}
 """Images of more pixels are computed in tiles."""
 MAX_PIXELS = 250_000_000
 """Larger images are refused unless told otherwise: at about 13 bytes a pixel, this many take 3.3 GB."""
-KEPT = 2**29
-"""The most probabilities (labels times pixels) that a result holds: 2 GiB."""
-KNOWN = 1.25
-"""How many times the side of its training crops an image may have before it is shrunk."""
+MAX_PROBABILITIES = 2**29
+"""The most probabilities (labels times pixels) of one result: 2 GiB."""
+MAX_SIZE_BY_CROP = 1.25
+"""Images are shrunk to this many times the side of the crops that the model was trained on."""
 
 
 def load(
@@ -71,13 +72,9 @@ def load(
     """
     if isinstance(scales, int | float):
         scales = (float(scales),)
-    models = [open_model(one) for one in (name, *more)]
+    models = [open_model(path) for path in (name, *more)]
     for other, model in zip(more, models[1:], strict=True):
-        if model.labels.names != models[0].labels.names:
-            raise ValueError(
-                f"{other} knows other labels ({', '.join(model.labels.names)}) than {name} "
-                f"({', '.join(models[0].labels.names)}): only models of equal labels can be averaged."
-            )
+        model.labels.check_same(other, models[0].labels, name, "only models of equal labels can be averaged")
     return Segmenter(models, device=device, scales=scales, flip=flip, tile=tile, size=size, max_pixels=max_pixels)
 
 
@@ -113,7 +110,7 @@ class Segmenter:
         return mirrored(predict) if self.flip else predict
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: everything but the functions that are made of it."""
+        """For pickle: everything but `predict`, which is made of functions."""
         return {name: value for name, value in vars(self).items() if name != "predict"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -148,8 +145,9 @@ class Segmenter:
 
         probabilities: keep those of every label, (L, H, W); None keeps them for images that are not shrunk or tiled.
         """
-        own = image.copy() if isinstance(image, np.ndarray) else image.clone() if isinstance(image, Tensor) else image
-        return self.batch([own], probabilities=probabilities)[0]
+        if isinstance(image, np.ndarray | Tensor):  # the result keeps the image
+            image = image.copy() if isinstance(image, np.ndarray) else image.clone()
+        return self.batch([image], probabilities=probabilities)[0]
 
     def batch(self, images: Sequence[Any], *, probabilities: bool | None = None) -> list[Segmentation]:
         """The labels of images of one size, computed together where they are small; each as for a single one."""
@@ -159,48 +157,46 @@ class Segmenter:
         height, width = images[0].shape[:2]
         if any(image.shape != images[0].shape for image in images):
             raise ValueError(f"A batch has images of sizes {sorted({i.shape[:2] for i in images})}: give equal ones.")
-        if probabilities and len(self.labels) * height * width > KEPT:
+        if probabilities and len(self.labels) * height * width > MAX_PROBABILITIES:
             raise ValueError(
                 f"The probabilities of {width} x {height} pixels and {len(self.labels)} labels would take "
                 f"{len(self.labels) * height * width * 4 / 2**30:.1f} GiB: leave them out, or cut the image up."
             )
         try:
-            return self._found(images, probabilities)
+            return self._segment(images, probabilities)
         except torch.cuda.OutOfMemoryError:
             raise ValueError(
                 f"{width} x {height} pixels do not fit into the GPU's memory: use smaller tiles, such as tile=512."
             ) from None
 
-    def _found(self, images: Sequence[Bytes], probabilities: bool | None) -> list[Segmentation]:
+    def _segment(self, images: Sequence[Bytes], probabilities: bool | None) -> list[Segmentation]:
         height, width = images[0].shape[:2]
         small = [self.shrunk(image) for image in images]
         tile, shrunk = self._tile_for(*small[0].shape[:2]), small[0] is not images[0]
         if tile is not None and not shrunk:
             return [self._in_tiles(image, tile, bool(probabilities)) for image in images]
-        stack = torch.from_numpy(np.stack([one.transpose(2, 0, 1) for one in small])).to(self.device)
+        batch = torch.from_numpy(np.stack([image.transpose(2, 0, 1) for image in small])).to(self.device)
         predict = self.predict if tile is None else tiled(self.predict, tile, self.margin, self.step)
-        made = []
-        for image, found in zip(images, predict(stack), strict=True):  # (L, h, w)
-            labels, confidence = enlarged_labels(found, height, width)
-            keep = probabilities if probabilities is not None else not shrunk
-            kept = _enlarged(found, height, width) if keep else None
-            made.append(Segmentation(labels, confidence, image, self.labels, kept))
-        return made
+        keep = probabilities if probabilities is not None else not shrunk
+        results = []
+        for image, values in zip(images, predict(batch), strict=True):  # (L, h, w)
+            labels, confidence = enlarged_labels(values, height, width)
+            enlarged = _enlarged(values, height, width) if keep else None
+            results.append(Segmentation(labels, confidence, image, self.labels, enlarged))
+        return results
 
     def _tile_for(self, height: int, width: int) -> int | None:
         """The side of the tiles for an image of this size; None for the image as a whole."""
         if self.tile is not None:
             return self.tile if max(height, width) > self.tile else None
-        kind = self.device.type if self.device.type in TILE else "cpu"
-        largest = max(1.0, *self.scales)  # tiles are of the image as it is, and are enlarged in their turn
-        if height * width * largest**2 <= WHOLE[kind]:
+        kind = self.device.type if self.device.type in TILE_SIDE else "cpu"
+        largest = max(1.0, *self.scales)  # tiles are cut before they are enlarged
+        if height * width * largest**2 <= MAX_PIXELS_AT_ONCE[kind]:
             return None
-        return max(64, int(TILE[kind] / largest))
+        return max(64, int(TILE_SIDE[kind] / largest))
 
     def shrunk(self, image: Bytes) -> Bytes:
         """The image as the network sees it: at most `size` pixels on the longer side."""
-        from PIL import Image
-
         height, width = image.shape[:2]
         if self.size is None or max(height, width) <= self.size:
             return image
@@ -209,26 +205,26 @@ class Segmenter:
         return np.array(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
 
     def _in_tiles(self, image: Bytes, tile: int, keep: bool) -> Segmentation:
-        kept = np.empty((len(self.labels), *image.shape[:2]), np.float32) if keep else None
+        probabilities = np.empty((len(self.labels), *image.shape[:2]), np.float32) if keep else None
         labels, confidence = tiled_labels(
-            self.predict, image, tile, self.margin, step=self.step, device=self.device, probabilities=kept
+            self.predict, image, tile, self.margin, step=self.step, device=self.device, probabilities=probabilities
         )
-        return Segmentation(labels, confidence, image, self.labels, kept)
+        return Segmentation(labels, confidence, image, self.labels, probabilities)
 
 
-def _enlarged(found: Tensor, height: int, width: int) -> NDArray[np.float32]:
-    if found.shape[1:] != (height, width):
-        found = torch.nn.functional.interpolate(found[None], (height, width), mode="bilinear")[0]
-    made: NDArray[np.float32] = found.float().cpu().numpy()
-    return made
+def _enlarged(probabilities: Tensor, height: int, width: int) -> NDArray[np.float32]:
+    if probabilities.shape[1:] != (height, width):
+        probabilities = torch.nn.functional.interpolate(probabilities[None], (height, width), mode="bilinear")[0]
+    array: NDArray[np.float32] = probabilities.float().cpu().numpy()
+    return array
 
 
 def _trained_size(models: Sequence[DeepParsingNetwork]) -> int | None:
-    """KNOWN times the longest side of the crops that a model saw in training, if its card tells."""
+    """MAX_SIZE_BY_CROP times the longest side of the crops that a model saw in training, if its card tells."""
     sides = []
     for model in models:
         augment = model.card.recipe.get("augment") if isinstance(model.card.recipe, dict) else None
         crop = augment.get("crop") if isinstance(augment, dict) else None
         if isinstance(crop, list | tuple) and crop and all(isinstance(n, int) and n > 0 for n in crop):
-            sides.append(round(KNOWN * max(crop)))
+            sides.append(round(MAX_SIZE_BY_CROP * max(crop)))
     return max(*sides, 64) if sides else None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deepmrf.flow.estimation import Method
-from deepmrf.predict.notes import holds, is_label_map
+from deepmrf.predict.notes import has_content, is_label_map
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.reading import FrameFolder, FrameSource, import_av, seconds_of
 
@@ -66,9 +66,9 @@ def check_out(path: Path, source: FrameSource) -> None:
 
 def done_before(path: Path, labels: Path | None, note: str, max_frames: int | None, consistency: bool) -> Done:
     """What earlier recordings have finished; raises ExistingFileError if `path` is another file."""
-    if holds(part := part_of(path)):
+    if has_content(part := part_of(path)):
         _read_earlier(part, note)
-    if not holds(path):
+    if not has_content(path):
         return "nothing"
     earlier = _read_earlier(path, note)
     if not earlier.complete and (max_frames is None or earlier.frames < max_frames):
@@ -159,5 +159,5 @@ def _is_frame_number(stem: str, max_frames: int | None) -> bool:
 
 def check_label_map(path: Path, note: str) -> None:
     """Raise ExistingFileError if `path` is a file without this note."""
-    if holds(path) and not is_label_map(path, note):
+    if has_content(path) and not is_label_map(path, note):
         raise _is_other(path)

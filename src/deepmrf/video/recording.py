@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.flow.estimation import Method
 from deepmrf.predict.ahead import Behind
-from deepmrf.predict.result import Found, summarise
+from deepmrf.predict.result import ClassShare, class_shares
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.clock import Clock
 from deepmrf.video.earlier import (
@@ -87,10 +87,10 @@ class VideoReport:
         self.pixels, self.frames_with_label = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.confidences = np.zeros(count)
 
-    def summary(self) -> list[tuple[Found, int]]:
+    def summary(self) -> list[tuple[ClassShare, int]]:
         """Each class over the complete video, with the number of frames that show it; the largest first."""
         frames = dict(zip(self.names, self.frames_with_label.tolist(), strict=True))
-        return [(share, frames[share.name]) for share in summarise(self.names, self.pixels, self.confidences)]
+        return [(share, frames[share.name]) for share in class_shares(self.names, self.pixels, self.confidences)]
 
 
 def record(
