@@ -29,8 +29,8 @@ from deepmrf.data.transforms import Augment
 from deepmrf.layers import MeanField
 from deepmrf.models.parsing_network import read_model
 from deepmrf.training.loss import cross_entropy, lovasz
+from deepmrf.training.optimiser import rate_at
 from deepmrf.training.recipe import Stage
-from deepmrf.training.stages import rate_at
 
 BASE: dict[str, Any] = {"kernel": "gaussian", "gate": False, "window": 51, "contexts": 5, "context_size": 9}
 

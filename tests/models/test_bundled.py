@@ -16,7 +16,7 @@ from deepmrf.evaluation.evaluate import evaluate
 from deepmrf.models.folder import check_sizes
 from deepmrf.models.names import PRETRAINED, bundled, open_model
 from deepmrf.predict.scales import predictor
-from deepmrf.training import recipe as recipes
+from deepmrf.training.recipe import read_recipe
 
 MODELS = ("animals", "street", "street-fast")
 CAMVID = Path(os.environ.get("DEEPMRF_DATA") or Path(__file__).parents[2].parent / "shared" / "data") / "camvid"
@@ -42,7 +42,7 @@ def test_small_and_documented(name):
     assert f"temperature {model.mean_field.temperature:g}" in finished
     assert alone == f"{finished}, network alone"
     assert scores[finished]["miou"] > scores[alone]["miou"]
-    known = recipes.load(Path(__file__).parents[2] / "recipes" / f"{name}.toml")
+    known = read_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.toml")
     assert known.temperature == model.mean_field.temperature
     assert known.zoom == (0 if name != "street" else float(model.unary.zoom))
 

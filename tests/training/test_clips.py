@@ -12,7 +12,7 @@ from deepmrf.data import synthetic
 from deepmrf.data.dataset import Dataset
 from deepmrf.data.transforms import Augment
 from deepmrf.flow import Flow, estimate, warp
-from deepmrf.training.clips import ClipCrops, Stills, Videos, outputs, strided
+from deepmrf.training.clips import ClipCrops, Stills, Videos, network_outputs, strided_clips
 from deepmrf.training.recipe import ClipsRecipe
 from deepmrf.training.samples import Images
 
@@ -34,7 +34,7 @@ def network(image):
     [(3, 1, (1, 2, 3)), (3, 2, (0, 2, 4)), (2, 2, (0, 2)), (5, 2, (0, 0, 2, 4, 4)), (1, 3, (2,))],
 )
 def test_clips_at_a_stride_are_around_their_labelled_frame(frames, stride, expected):
-    clip = strided(video(), frames, stride)[2]
+    clip = strided_clips(video(), frames, stride)[2]
     assert tuple(item.frame for item in clip) == expected
 
 
@@ -68,7 +68,7 @@ def test_frames_without_labels_are_void_but_there(tmp_path):
 def test_a_networks_output_is_kept_once_per_frame(tmp_path):
     source = Videos(video(), ClipsRecipe(frames=3), AUGMENT, tmp_path)
     calls = []
-    kept = outputs(source, lambda image: calls.append(1) or network(image))
+    kept = network_outputs(source, lambda image: calls.append(1) or network(image))
     assert len(calls) == len(kept) == 10  # frames are in up to three clips
 
 
@@ -98,7 +98,7 @@ def test_a_cached_crop_shows_the_same_place_everywhere(tmp_path, flip):
     smooth = np.stack([5 * x + 20, 6 * y + 40, 3 * x + 2 * y], -1).astype(np.uint8)
     plain = Augment((20, 28), (1.0, 1.0), brightness=0, contrast=0, saturation=0, hue=0)
     source = Stills([(smooth, (x > y).astype(np.uint8))] * 2, STILLS, plain, 0, tmp_path)
-    crops = ClipCrops(source, (0, 1), outputs(source, network), (20, 28), flip)
+    crops = ClipCrops(source, (0, 1), network_outputs(source, network), (20, 28), flip)
     places = set()
     for number in range(4):
         log_p, image, *flow, masks = crops[number]
@@ -114,13 +114,13 @@ def test_a_cached_crop_shows_the_same_place_everywhere(tmp_path, flip):
         assert error.quantile(0.9) < 2.5  # a pixel's way is worth 5 or 6
         places.add(int(image.sum()))
     assert len(places) == 4
-    twice = ClipCrops(source, (0, 1), outputs(source, network), (20, 28), flip)[3]
+    twice = ClipCrops(source, (0, 1), network_outputs(source, network), (20, 28), flip)[3]
     assert all(torch.equal(a, b) for a, b in zip(twice, crops[3], strict=True))
 
 
 def test_clips_smaller_than_the_crop_are_padded_with_void(tmp_path):
     source = Stills(Images(synthetic((32, 44), count=2)), STILLS, AUGMENT, 0, tmp_path)
-    crops = ClipCrops(source, (0, 1), outputs(source, network), (40, 48), 0.0)
+    crops = ClipCrops(source, (0, 1), network_outputs(source, network), (40, 48), 0.0)
     log_p, image, forward, _, sure, _, masks = crops[0]
     assert log_p.shape == (2, 3, 40, 48)
     assert image.shape == (3, 3, 40, 48)

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from deepmrf.cli import app
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model
-from deepmrf.training import checkpoint
+from deepmrf.training import batches, checkpoint
 from deepmrf.training import loop as train
-from deepmrf.training.recipe import load as load_recipe
+from deepmrf.training.recipe import read_recipe
 
 RECIPE = """
 seed = 0
@@ -117,12 +117,13 @@ def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
 
 def test_what_is_fixed_is_computed_once_and_changes_nothing(recipe, tmp_path, monkeypatch):
     """Label contexts learn from b12's outputs that were kept, as from those computed at every step."""
-    settings = load_recipe(recipe, dict(word.removeprefix("--set=").split("=") for word in SHORT))
-    kept, calls = train._penalties, []
-    monkeypatch.setattr(train, "_penalties", lambda run: calls.append(len(run.train)) or kept(run))
+    settings = read_recipe(recipe, dict(word.removeprefix("--set=").split("=") for word in SHORT))
+    cached, calls = batches.cached_penalties, []
+    monkeypatch.setattr(batches, "cached_penalties", lambda run: calls.append(len(run.images)) or cached(run))
     train.train(settings, tmp_path / "kept")
     assert len(calls) == 1
-    monkeypatch.setattr(train, "keeps_penalty", lambda *_: False)
+    monkeypatch.setattr(batches, "caches_penalty", lambda *_: False)
+    monkeypatch.setattr(train, "caches_penalty", lambda *_: False)
     train.train(settings, tmp_path / "anew")
     assert len(calls) == 1
     found, wanted = (read_model(tmp_path / name / "model").mean_field.label_contexts for name in ("kept", "anew"))
@@ -135,7 +136,7 @@ def test_what_is_fixed_is_computed_once_and_changes_nothing(recipe, tmp_path, mo
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_without_a_finite_gradient_is_left_out(recipe, tmp_path, monkeypatch, fused):
-    real_loss, real_optimiser, calls = train._loss, train.optimiser_of, []
+    real_loss, real_optimiser, calls = train._loss, train.new_optimiser, []
 
     def loss(*arguments):
         calls.append(1)
@@ -146,7 +147,7 @@ def test_a_step_without_a_finite_gradient_is_left_out(recipe, tmp_path, monkeypa
         return torch.optim.AdamW(groups, fused=fused)
 
     monkeypatch.setattr(train, "_loss", loss)
-    monkeypatch.setattr(train, "optimiser_of", optimiser)
+    monkeypatch.setattr(train, "new_optimiser", optimiser)
     result = type_in("train", recipe, "-o", tmp_path / "run", *SHORT)
     assert result.exit_code == 0, result.output
     assert "1 of the steps of stage unary had no finite gradient and were left out." in " ".join(result.output.split())
@@ -279,7 +280,7 @@ def test_a_second_run_in_the_same_folder_is_refused(recipe, tmp_path):
     assert type_in("train", recipe, "-o", tmp_path / "run", *SHORT).exit_code == 0
     again = type_in("train", recipe, "-o", tmp_path / "run", *SHORT)
     assert again.exit_code == 2
-    assert "--resume" in again.output
+    assert "resume it" in again.output
     other = type_in("train", recipe, "-o", tmp_path / "run", "--resume", "--set", "seed=1", *SHORT)
     assert other.exit_code == 2
     assert "seed" in other.output
@@ -310,9 +311,7 @@ def test_a_finished_model_may_zoom_and_be_less_sure(recipe, tmp_path):
 
 
 def test_every_recipe_of_the_project_is_valid():
-    from deepmrf.training import recipe as recipes
-
     found = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
     assert found
     for path in found:
-        recipes.load(path)
+        read_recipe(path)

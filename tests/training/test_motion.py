@@ -8,7 +8,7 @@ import torch
 
 from deepmrf.flow import warp
 from deepmrf.flow.clip import fold
-from deepmrf.training.motion import camera, moved
+from deepmrf.training.motion import camera_path, moving_clip
 
 
 def picture(height=61, width=83):
@@ -20,7 +20,7 @@ def picture(height=61, width=83):
 
 def test_following_the_flow_finds_the_same_colours_and_labels():
     image, mask = picture()
-    frames, masks, flow = moved(np.random.default_rng(0), image, mask, 4, 6.0)
+    frames, masks, flow = moving_clip(np.random.default_rng(0), image, mask, 4, 6.0)
     assert frames.shape == (4, 61, 83, 3)
     assert masks.shape == (4, 61, 83)
     assert flow.shape == (1, 4, 61, 83)
@@ -44,7 +44,7 @@ def test_no_pixel_moves_farther_than_asked(motion):
     image, mask = picture()
     lengths = []
     for seed in range(20):
-        flow = moved(np.random.default_rng(seed), image, mask, 3, motion)[2]
+        flow = moving_clip(np.random.default_rng(seed), image, mask, 3, motion)[2]
         lengths.append(float(torch.linalg.vector_norm(flow.forward, dim=1).max()))
     assert max(lengths) <= motion * 1.05
     assert max(lengths) > motion * 0.5
@@ -52,7 +52,7 @@ def test_no_pixel_moves_farther_than_asked(motion):
 
 def test_the_middle_frame_stays_and_outside_is_void():
     image, mask = picture()
-    frames, masks, flow = moved(np.random.default_rng(5), image, mask, 3, 16.0)
+    frames, masks, flow = moving_clip(np.random.default_rng(5), image, mask, 3, 16.0)
     assert np.abs(frames[1].astype(int) - image)[2:-2, 2:-2].max() < 12  # within half a pixel of the picture
     assert (masks[1] != 255).mean() > 0.95
     void = masks[[0, 2]] == 255
@@ -63,9 +63,9 @@ def test_the_middle_frame_stays_and_outside_is_void():
 
 def test_flicker_changes_every_frame_by_itself_and_the_geometry_not():
     image, mask = picture()
-    still = moved(np.random.default_rng(1), image, mask, 3, 4.0)
-    again = moved(np.random.default_rng(1), image, mask, 3, 4.0)
-    flicker = moved(np.random.default_rng(1), image, mask, 3, 4.0, 1.0)
+    still = moving_clip(np.random.default_rng(1), image, mask, 3, 4.0)
+    again = moving_clip(np.random.default_rng(1), image, mask, 3, 4.0)
+    flicker = moving_clip(np.random.default_rng(1), image, mask, 3, 4.0, 1.0)
     assert (still[0] == again[0]).all()
     assert (still[1] == flicker[1]).all()
     assert torch.equal(still[2].forward, flicker[2].forward)
@@ -75,17 +75,17 @@ def test_flicker_changes_every_frame_by_itself_and_the_geometry_not():
 
 def test_one_frame_without_motion_is_a_clip_too():
     image, mask = picture(5, 7)
-    frames, masks, flow = moved(np.random.default_rng(0), image, mask, 1, 0.0)
+    frames, masks, flow = moving_clip(np.random.default_rng(0), image, mask, 1, 0.0)
     assert frames.shape == (1, 5, 7, 3)
     assert flow.shape == (1, 1, 5, 7)
     assert masks.shape == (1, 5, 7)
-    assert camera(np.random.default_rng(0), (1, 1), 2, 0.0).shape == (2, 3, 3)
+    assert camera_path(np.random.default_rng(0), (1, 1), 2, 0.0).shape == (2, 3, 3)
 
 
 @pytest.mark.parametrize("wrong", [{"frames": 0}, {"motion": -1.0}, {"flicker": 20.0}, {"motion": float("nan")}])
 def test_bad_settings_say_what_is_needed(wrong):
     settings = {"frames": 3, "motion": 4.0, "flicker": 0.0} | wrong
     with pytest.raises(ValueError, match="at least"):
-        moved(np.random.default_rng(0), *picture(), **settings)
+        moving_clip(np.random.default_rng(0), *picture(), **settings)
     with pytest.raises(ValueError, match="uint8"):
-        moved(np.random.default_rng(0), np.zeros((4, 5, 3)), np.zeros((4, 5), np.uint8), 3, 1.0)
+        moving_clip(np.random.default_rng(0), np.zeros((4, 5, 3)), np.zeros((4, 5), np.uint8), 3, 1.0)

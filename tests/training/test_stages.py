@@ -1,36 +1,81 @@
-"""Steps of the optimiser: one gradient that is no number must not spoil the weights."""
+"""The paper's four stages: each learns its own parameters, and leaves the others as they are to the last bit."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from deepmrf.training.stages import step_unless_bad
+from deepmrf.training import loop
+from deepmrf.training.recipe import recipe_from_dict
+from deepmrf.training.run import Run
 
-GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+STAGES = {
+    "unary": ["unary"],
+    "triple penalty": ["triple_penalty"],
+    "label contexts": ["label_contexts"],
+    "joint": ["unary", "triple_penalty", "label_contexts"],
+}
+PENALTY, CONTEXTS = "mean_field.triple_penalty.", "mean_field.label_contexts."
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-@pytest.mark.parametrize("device", ["cpu", GPU])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_step_with_a_bad_gradient_is_left_out(device, fused, bad):
-    weights = [torch.nn.Parameter(torch.ones(3, device=device)), torch.nn.Parameter(torch.ones(2, 2, device=device))]
-    optimiser = torch.optim.AdamW(weights, lr=0.1, weight_decay=0.01, fused=fused)
+def recipe(kernel: str, cached: bool):
+    return recipe_from_dict(
+        {
+            "data": {"train": "synthetic:24x32", "workers": 0},
+            "unary": {"network": "fast", "options": {"width": 8, "norm_momentum": 0.1}},
+            "mean_field": {"kernel": kernel, "window": 5, "contexts": 2, "context_size": 3},
+            "augment": {"crop": [24, 32]},
+            "stage": [
+                {"name": name, "learn": parts, "steps": 4, "batch": 4, "mrf_rate": 1e-2, "cached": cached}
+                for name, parts in STAGES.items()
+            ],
+        }
+    )
 
-    def step(first: float) -> float:
-        for weight in weights:
-            weight.grad = torch.full_like(weight, 0.5)
-        weights[0].grad[0] = first
-        norm = torch.nn.utils.clip_grad_norm_(weights, 5.0)
-        return float(step_unless_bad(optimiser, optimiser, norm))
 
-    assert step(0.5) == 0
-    before = [weight.detach().clone() for weight in weights]
-    assert not torch.equal(before[0], torch.ones_like(before[0]))
-    assert step(bad) == 1
-    for weight, then in zip(weights, before, strict=True):
-        assert torch.equal(weight, then)
-    assert step(0.5) == 0
-    for weight, then in zip(weights, before, strict=True):
-        assert torch.isfinite(weight).all()
-        assert (weight < then).all()
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, value in after.items() if not torch.equal(value, before[name])}
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cached", "computed"])
+@pytest.mark.parametrize("kernel", ["distance", "gaussian"])
+def test_each_of_the_four_stages_moves_its_own_parameters_alone(tmp_path, monkeypatch, kernel, cached):
+    states = []  # before the first stage, then for each stage: after its preparation, and after its steps
+    parameters = set()
+
+    def record(model):
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+        parameters.update(name for name, _ in model.named_parameters())
+
+    real_prepare, real_save = loop.prepare_stage, Run.save_state
+
+    def prepare(model, *arguments, **options):
+        if not states:
+            record(model)
+        real_prepare(model, *arguments, **options)
+        record(model)
+
+    def save(run, stage, step, optimiser):
+        real_save(run, stage, step, optimiser)
+        if optimiser is None:  # the stage is done
+            record(run.model)
+
+    monkeypatch.setattr(loop, "prepare_stage", prepare)
+    monkeypatch.setattr(Run, "save_state", save)
+    loop.train(recipe(kernel, cached), tmp_path)
+    prepared = [changed(*pair) for pair in zip(states[0::2], states[1::2], strict=False)]
+    moved = [changed(*pair) for pair in zip(states[1::2], states[2::2], strict=True)]
+
+    network = {name for name in states[0] if name.startswith("unary.")}  # with the statistics of its norms
+    penalty = {name for name in parameters if name.startswith(PENALTY)}
+    contexts = {name for name in parameters if name.startswith(CONTEXTS)}
+    assert network | penalty | contexts == set(states[0])
+    assert moved[0] <= network
+    assert moved[0] & parameters == network & parameters
+    assert moved[1] == penalty - {f"{PENALTY}shift"}  # a number added to every label changes nothing before softmax
+    assert moved[2] == contexts
+    assert parameters <= moved[3]
+    # Before stage 2, o14 = t and t = 0; before stage 3, noise tells the K patterns apart; else nothing starts anew.
+    assert prepared[0] == prepared[3] == set()
+    assert prepared[1] <= {f"{CONTEXTS}weight", f"{CONTEXTS}bias", f"{PENALTY}scale"}
+    assert prepared[2] == {f"{CONTEXTS}weight"}

@@ -13,8 +13,8 @@ from deepmrf.cli import app
 from deepmrf.data import synthetic
 from deepmrf.data.folder import write_folder
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model, write_model
-from deepmrf.training import recipe as recipes
-from deepmrf.training.loop import Watch, train
+from deepmrf.training.loop import train
+from deepmrf.training.recipe import read_recipe
 
 RECIPE = """
 seed = 0
@@ -137,15 +137,15 @@ def test_a_model_of_images_learns_from_moved_stills(recipe, tmp_path, start, dat
 
 @pytest.mark.parametrize("settings", [(), ("clips.motion=0", "clips.flow=dis", "clips.labelled=centre")])
 def test_stopped_and_resumed_it_ends_with_the_same_weights(recipe, tmp_path, settings):
-    loaded = recipes.load(recipe, dict(setting.split("=") for setting in settings))
+    loaded = read_recipe(recipe, dict(setting.split("=") for setting in settings))
     train(loaded, tmp_path / "whole")
 
-    def stop(what, done, whole, numbers):
-        if what == "mrf" and done == 6:
+    def stop(name, done, total, numbers):
+        if name == "mrf" and done == 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(loaded, tmp_path / "cut", watch=Watch(moved=stop))
+        train(loaded, tmp_path / "cut", progress=stop)
     train(loaded, tmp_path / "cut", resume=True)
     expected = read_model(tmp_path / "whole" / "model").state_dict()
     for name, value in read_model(tmp_path / "cut" / "model").state_dict().items():

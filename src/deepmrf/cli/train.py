@@ -42,28 +42,28 @@ def train_command(
 ) -> None:
     """Train a Deep Parsing Network by a recipe."""
     process.prepare()
-    from deepmrf.training import recipe as recipes
-    from deepmrf.training.loop import Watch, train
-    from deepmrf.training.start import STATE
+    from deepmrf.training.loop import train
+    from deepmrf.training.recipe import read_recipe
+    from deepmrf.training.start import STATE_FILE
 
     console, folder = Console(), out or Path("runs") / recipe.stem
     repeated = [word for setting in settings or [] for word in ("--set", setting)]
     again = _as_command("deepmrf", "train", str(recipe), "-o", str(folder), "--resume", *repeated)
     try:
-        loaded = recipes.load(recipe, _overrides(settings or []))
+        loaded = read_recipe(recipe, _overrides(settings or []))
         with Bars(console, keep=True) as bars:
 
             def show(name: str, done: int, total: int, values: dict[str, float]) -> None:
                 bars.show(name, done, total, "  ".join(f"{key} {value:.3g}" for key, value in values.items()))
 
-            scores = train(loaded, folder, resume, Watch(bars.rich.console.print, show))
+            scores = train(loaded, folder, resume, message=bars.rich.console.print, progress=show)
     except KeyboardInterrupt:
         fail(f"Interrupted, continue with: {again}")
     except (ValueError, FileNotFoundError, FloatingPointError) as error:
         fail(error)
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
-        if (folder / STATE).is_file():
+        if (folder / STATE_FILE).is_file():
             fail(f"Stopped, {reason}; the last good checkpoint is in {folder}, continue with: {again}")
         fail(f"Stopped, {reason}.")
     keys = ("miou", "pixel_accuracy", "ta", "la", "ba")

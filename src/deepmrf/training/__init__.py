@@ -1,11 +1,16 @@
 """Training: the paper's four stages, from a recipe to a saved model.
 
-recipe    a TOML file as frozen dataclasses
-start     folder, data and model that a run starts from
-stages    which parameters a stage teaches, and how fast
-samples   what a training step sees of images
-clips     what a training step sees of videos
-motion    clips made of single images
-loop      the loop over stages and steps
-loss      cross-entropy and Lovász
+recipe       a TOML file as frozen dataclasses
+start        folder, data and model that a run starts from
+loop         the loop over stages and steps
+run          what a run saves, resumes from, measures and reports
+stages       which parts of the model a stage learns, runs and caches
+mean_field   how stages 2 and 3 teach an MRF
+batches      batches of a stage, with cached outputs
+samples      training samples of images
+clips        training samples of clips
+motion       clips from single images that move
+loss         cross-entropy and Lovász
+optimiser    parameter groups, learning rates, moving average
+checkpoint   the state of a run in one file
 """

@@ -1,6 +1,6 @@
 """The state of a training run in one file: tensors as safetensors, facts as JSON in its header.
 
-The file is replaced as a whole, so that neither a killed process nor a full disk leaves half a checkpoint.
+The file is replaced atomically: neither a killed process nor a full disk leaves a damaged checkpoint.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from deepmrf.data.writing import write_bytes
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Replace the file at `path` by these tensors and facts."""
+    """Write tensors and facts to `path`."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     write_bytes(path, to_bytes(plain, {"facts": json.dumps(facts)}), sync=True)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return (tensors, facts); raise a ValueError for a file that is no checkpoint or is damaged."""
+    """Return (tensors, facts); raise a ValueError if the file is damaged or no checkpoint."""
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["facts"])
@@ -35,7 +35,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The state of an optimiser, by parameter name."""
+    """Return the state of an optimiser, as "PARAMETER|KEY": tensor."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{names[id(parameter)]}|{key}": torch.as_tensor(value)
@@ -46,10 +46,10 @@ def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def restore_optimiser(optimiser: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give an optimiser the state that `optimiser_tensors` returned."""
+    """Set the state of an optimiser to what `optimiser_tensors` returned."""
     parameters = dict(model.named_parameters())
     for name, value in tensors.items():
         owner, key = name.split("|")
         parameter = parameters[owner]
-        on_cpu = key == "step" and not optimiser.defaults.get("fused")  # where PyTorch expects the number of steps
+        on_cpu = key == "step" and not optimiser.defaults.get("fused")  # PyTorch expects the number of steps there
         optimiser.state[parameter][key] = value.clone() if on_cpu else value.to(parameter.device, copy=True)

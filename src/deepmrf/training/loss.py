@@ -1,4 +1,4 @@
-"""What training minimises: cross-entropy per pixel, and a smooth stand-in for the mean intersection over union.
+"""Losses of training: cross-entropy per pixel, and a smooth approximation of the mean intersection over union.
 
 The Lovász-softmax loss (Berman et al., 2018) of one label: let e[i] be how wrong its probability is at pixel i
 (1 - p where the label is true, p where it is not), sorted from the worst down; then
@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-MOST_PIXELS = 1 << 19
-"""More pixels than this are thinned out before they are sorted."""
+MAX_SORTED_PIXELS = 1 << 19
+"""Pixels that the Lovász loss sorts at most; of more, it takes every n-th."""
+MIN_CLASS_FREQUENCY = 1e-5
+"""Rarer classes get the weight of this frequency."""
 
 
 def cross_entropy(log_q: Tensor, target: Tensor, weights: Tensor | None, ignore: int) -> tuple[Tensor, Tensor]:
-    """Its sum over labelled pixels, and what to divide by: their number, or the sum of their weights."""
+    """Return the sum over labelled pixels, and its divisor: their number, or the sum of their weights."""
     total = functional.nll_loss(log_q, target, weights, ignore_index=ignore, reduction="sum")
     labelled = target != ignore
     if weights is None:
@@ -28,14 +30,21 @@ def cross_entropy(log_q: Tensor, target: Tensor, weights: Tensor | None, ignore:
     return total, (weights[target.clamp(max=len(weights) - 1)] * labelled).sum()
 
 
+def class_weights(counts: Tensor, power: float) -> Tensor:
+    """Return frequency ** -power for pixels per class (L,), scaled to average 1."""
+    frequencies = (counts / counts.sum()).clamp_min(MIN_CLASS_FREQUENCY)
+    weights = frequencies**-power
+    return weights / weights.mean()
+
+
 def lovasz(log_q: Tensor, target: Tensor, ignore: int) -> Tensor:
-    """The Lovász-softmax loss of a batch as one image: log-probabilities (B, L, *S), labels (B, *S) -> a scalar."""
+    """Return the Lovász-softmax loss of a batch, taken as one image: log_q (B, L, *S), labels (B, *S) -> scalar."""
     log_q, target = _thinned(log_q, target)
     p = log_q.exp().movedim(1, 0).flatten(1)  # (L, P)
     target = target.flatten()
     truth = (target == torch.arange(log_q.shape[1], device=target.device)[:, None]).to(p.dtype)  # (L, P)
-    # Void pixels are made right instead of left out: an error of 0 is sorted last and adds nothing. Leaving them out
-    # would mean waiting for the GPU to count them, in every step.
+    # Void pixels get an error of 0, which is sorted last and adds nothing. Removing them would make every step wait
+    # until the GPU has counted them.
     errors, order = ((truth - p).abs() * (target != ignore)).sort(dim=1, descending=True)
     steps = _steps(truth.gather(1, order))
     occurs = (truth.sum(1) > 0).to(p.dtype)
@@ -46,29 +55,29 @@ def lovasz_reference(p: Tensor, truth: Tensor) -> Tensor:
     """The equation above for one label, a pixel at a time: p (P,), truth (P,) of 0 and 1. Slow: for tests."""
     wrong = [1 - a if t else a for a, t in zip(p, truth, strict=True)]
     order = sorted(range(len(wrong)), key=lambda i: -float(wrong[i].detach()))
-    of_label, found, before = int(truth.sum()), 0, 0.0
+    positives, hits, before = int(truth.sum()), 0, 0.0
     total = p.new_zeros(())
     for i, pixel in enumerate(order, start=1):
-        found += int(truth[pixel])
-        lost = 1 - (of_label - found) / (of_label + i - found)
+        hits += int(truth[pixel])
+        lost = 1 - (positives - hits) / (positives + i - hits)
         total = total + wrong[pixel] * (lost - before)
         before = lost
     return total
 
 
 def _steps(sorted_truth: Tensor) -> Tensor:
-    """J[i] - J[i-1] for each label: (L, P) of 0 and 1, worst pixel first -> (L, P)."""
-    found = sorted_truth.cumsum(1)
-    of_label = found[:, -1:]
+    """Return J[i] - J[i-1] for each label: (L, P) of 0 and 1, worst pixel first -> (L, P)."""
+    hits = sorted_truth.cumsum(1)
+    positives = hits[:, -1:]
     count = torch.arange(1, sorted_truth.shape[1] + 1, device=sorted_truth.device, dtype=sorted_truth.dtype)
-    lost = 1 - (of_label - found) / (of_label + count - found)
+    lost = 1 - (positives - hits) / (positives + count - hits)
     return torch.cat([lost[:, :1], lost[:, 1:] - lost[:, :-1]], dim=1)
 
 
 def _thinned(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Every n-th pixel along the last two axes, from a random start, so that few enough remain to be sorted."""
+    """Take every n-th pixel along the last two axes from a random start, so that at most MAX_SORTED_PIXELS remain."""
     step = 1
-    while target.numel() > MOST_PIXELS * step**2:
+    while target.numel() > MAX_SORTED_PIXELS * step**2:
         step += 1
     if step == 1:
         return log_q, target

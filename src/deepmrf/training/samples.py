@@ -1,55 +1,67 @@
-"""What a training step sees: crops of images, or whole images with the network's cached output.
+"""Training samples of images: augmented crops, or crops beside the network's cached output.
 
-Every sample is a function of (seed, stage, step, place in the batch) alone, so that a run continues exactly where it
-was stopped, and several processes see together what one would see.
+A sample depends on (seed, stage, number of the sample) alone. So a resumed run continues exactly where it stopped, and
+several processes see together what a single process would see.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import suppress
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import Sampler
 
 from deepmrf.data.dataset import Dataset
+from deepmrf.data.files import Bytes
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.transforms import Augment
 
-Pair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-MEMORY = 6 << 30
-"""Images that fit into this many bytes are read once and kept."""
+CACHE_BYTES = 6 << 30
+"""Memory for decoded images; those beyond it are read each time."""
+CHECKED_IMAGES = 100
+"""Images that are read before training starts even if they do not fit into the cache."""
+COUNTED_IMAGES = 2000
+"""Images whose labels are counted for the weights of classes."""
 
 
 class Images:
-    """The labelled images of a data set, kept in memory where they fit."""
+    """The labelled images of a data set, cached in memory as far as they fit."""
 
     def __init__(self, data: Dataset, progress: Progress = no_progress) -> None:
-        """Reads (and so checks) every image before training starts if they fit into memory, else the first few."""
+        """Read and so check every image that fits into the cache, and at least CHECKED_IMAGES."""
         self.data = data
-        self.kept: list[Pair | None] = [None] * len(data)
-        room = MEMORY
+        self.cached: list[tuple[Bytes, Bytes] | None] = [None] * len(data)
+        bytes_left = CACHE_BYTES
         for index in range(len(data)):
-            pair = self._read(index)
-            room -= pair[0].nbytes + pair[1].nbytes
-            if room < 0 and index > 100:
+            image, mask = self._read(index)
+            bytes_left -= image.nbytes + mask.nbytes
+            if bytes_left < 0 and index > CHECKED_IMAGES:
                 break
-            if room >= 0:
-                self.kept[index] = pair
+            if bytes_left >= 0:
+                self.cached[index] = image, mask
             progress(index + 1, len(data))
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, index: int) -> Pair:
-        kept = self.kept[index]
-        return kept if kept is not None else self._read(index)
+    def __getitem__(self, index: int) -> tuple[Bytes, Bytes]:
+        """Return the image (H, W, 3) and its mask (H, W)."""
+        return self.cached[index] or self._read(index)
 
-    def _read(self, index: int) -> Pair:
+    def label_counts(self) -> Tensor:
+        """Return the number of pixels of each label (L,) in the first COUNTED_IMAGES images."""
+        counts = torch.zeros(256)
+        for index in range(min(len(self), COUNTED_IMAGES)):
+            counts += torch.bincount(mask_tensor(self[index][1]).flatten(), minlength=256)
+        return counts[: len(self.data.labels)]
+
+    def _read(self, index: int) -> tuple[Bytes, Bytes]:
         item = self.data[index]
         image, mask = self.data.read(item)
         if mask is None:
@@ -57,22 +69,22 @@ class Images:
         return image, mask
 
 
-class Order(TorchDataset[tuple[Tensor, ...]]):
-    """Samples by number: the n-th sample of a stage is always the same image, cut the same way."""
+class Samples(TorchDataset[tuple[Tensor, ...]]):
+    """Samples by number: sample n of a stage always shows the same image, cut the same way."""
 
-    def __init__(self, shown: Sized, seed: Sequence[int]) -> None:
-        """shown: the images or clips, of which only the number counts."""
-        self.count, self.seed = len(shown), list(seed)
+    def __init__(self, images: Sized, seed: Sequence[int]) -> None:
+        """images: images or clips, of which only the number counts here."""
+        self.count, self.seed = len(images), list(seed)
 
     def pick(self, number: int) -> tuple[int, np.random.Generator]:
-        """Which image the sample shows, and the randomness it may use: each epoch shuffles anew."""
-        epoch, place = divmod(number, self.count)
+        """Return the index of the image, and the random numbers of the sample. Each epoch is shuffled anew."""
+        epoch, position = divmod(number, self.count)
         order = np.random.default_rng([*self.seed, 0, epoch]).permutation(self.count)
-        return int(order[place]), np.random.default_rng([*self.seed, 1, number])
+        return int(order[position]), np.random.default_rng([*self.seed, 1, number])
 
 
-class Crops(Order):
-    """Augmented crops: image (3, H, W) uint8, mask (H, W)."""
+class Crops(Samples):
+    """Augmented crops: image (3, H, W) of uint8, mask (H, W)."""
 
     def __init__(self, images: Images, seed: Sequence[int], augment: Augment) -> None:
         super().__init__(images, seed)
@@ -81,21 +93,21 @@ class Crops(Order):
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
         index, random = self.pick(number)
         image, mask = self.images[index]
-        cut, cut_mask = self.augment(random, image[None], mask[None])
-        return _chw(cut[0]), torch.from_numpy(np.ascontiguousarray(cut_mask[0])).long()
+        (image,), (mask,) = self.augment(random, image[None], mask[None])
+        return _image_tensor(image), mask_tensor(mask)
 
 
-class CachedCrops(Order):
-    """Crops at the image's own scale beside what was computed before, such as log_p (L, H, W): that, image, mask.
+class CachedCrops(Samples):
+    """Crops at the image's own scale beside cached maps (C, H, W), such as log_p: maps, image, mask.
 
-    What was kept in half precision stays so on its way to the GPU: it is most of what a step moves.
+    Maps in half precision stay so until they are on the GPU, because they are most of what a step moves there.
     """
 
     def __init__(
-        self, images: Images, seed: Sequence[int], log_p: Sequence[Tensor], crop: tuple[int, int], flip: float
+        self, images: Images, seed: Sequence[int], maps: Sequence[Tensor], crop: tuple[int, int], flip: float
     ) -> None:
         super().__init__(images, seed)
-        self.images, self.log_p, self.crop, self.flip = images, log_p, crop, flip
+        self.images, self.maps, self.crop, self.flip = images, maps, crop, flip
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         index, random = self.pick(number)
@@ -103,31 +115,27 @@ class CachedCrops(Order):
         height, width = self.crop
         top = int(random.integers(max(image.shape[0] - height, 0) + 1))
         left = int(random.integers(max(image.shape[1] - width, 0) + 1))
-        place = (slice(top, top + height), slice(left, left + width))
-        parts = [
-            self.log_p[index][(slice(None), *place)],
-            _chw(image[place]),
-            torch.from_numpy(np.ascontiguousarray(mask[place])).long(),
-        ]
+        box = (slice(top, top + height), slice(left, left + width))
+        parts = [self.maps[index][:, box[0], box[1]], _image_tensor(image[box]), mask_tensor(mask[box])]
         if random.random() < self.flip:
             parts = [part.flip(-1) for part in parts]
-        short = (height - parts[2].shape[0], width - parts[2].shape[1])
-        if any(short):  # smaller than the crop: padding is void, so nothing is learned from it
-            border = (0, short[1], 0, short[0])
-            values = (0.0, 0, self.images.data.labels.ignore)
-            parts = [torch.nn.functional.pad(p, border, value=v) for p, v in zip(parts, values, strict=True)]
+        missing = (height - parts[2].shape[0], width - parts[2].shape[1])
+        if any(missing):  # The image is smaller than the crop: pad with void, from which nothing is learned.
+            fill = (0.0, 0, self.images.data.labels.ignore)
+            border = (0, missing[1], 0, missing[0])
+            parts = [functional.pad(part, border, value=value) for part, value in zip(parts, fill, strict=True)]
         return parts[0], parts[1], parts[2]
 
 
-class Share(torch.utils.data.Sampler[list[int]]):
-    """The sample numbers of one process, a batch at a time, from a given step on."""
+class BatchSampler(Sampler[list[int]]):
+    """The sample numbers of one process, a batch at a time, for a range of steps."""
 
     def __init__(self, batch: int, steps: range, process: int, processes: int) -> None:
         if batch % processes:
             raise ValueError(f"A batch of {batch} does not divide among {processes} processes: use a multiple of it.")
         self.batch, self.steps, self.process, self.processes = batch, steps, process, processes
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps:
             yield [step * self.batch + slot for slot in range(self.process, self.batch, self.processes)]
 
@@ -135,11 +143,17 @@ class Share(torch.utils.data.Sampler[list[int]]):
         return len(self.steps)
 
 
-def _chw(image: NDArray[np.uint8]) -> Tensor:
+def _image_tensor(image: Bytes) -> Tensor:
+    """(H, W, 3) -> (3, H, W)."""
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
 
 
-def one_thread(_: int) -> None:
-    """For a process that reads images: OpenCV must not start as many threads in each as the machine has cores."""
+def mask_tensor(mask: Bytes) -> Tensor:
+    """Return label ids of any shape as int64."""
+    return torch.from_numpy(np.ascontiguousarray(mask)).long()
+
+
+def use_one_thread(_: int) -> None:
+    """Keep OpenCV to one thread in a process that reads images; by default it takes one per core in each process."""
     with suppress(ImportError):
         importlib.import_module("cv2").setNumThreads(1)

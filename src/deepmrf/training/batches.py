@@ -1,0 +1,109 @@
+"""Batches of a stage: its samples, with the outputs of fixed parts of the model computed once per image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from deepmrf.data.dataset import Dataset
+from deepmrf.data.transforms import Augment
+from deepmrf.training.clips import ClipCrops, ClipSource, Stills, Videos, network_outputs
+from deepmrf.training.mean_field import penalty_map
+from deepmrf.training.recipe import Recipe, Stage
+from deepmrf.training.run import Run
+from deepmrf.training.samples import BatchSampler, CachedCrops, Crops, Images, Samples, use_one_thread
+from deepmrf.training.stages import caches_network, caches_penalty, uses_clips
+
+BATCHES_READ_AHEAD = 4
+"""Batches that each reading process prepares ahead."""
+
+
+def stage_batches(run: Run, index: int, stage: Stage, first_step: int) -> Iterator[list[Tensor]]:
+    """Yield the batches of stage number `index` on the run's device: inputs of StageModel, then the target."""
+    accelerator, workers = run.accelerator, run.recipe.data.workers
+    steps = range(first_step, stage.steps)
+    loader = DataLoader(
+        _samples(run, index, stage),
+        batch_sampler=BatchSampler(stage.batch, steps, accelerator.process_index, accelerator.num_processes),
+        num_workers=workers,
+        pin_memory=accelerator.device.type == "cuda",
+        generator=torch.Generator(),  # not the global one, whose state must not depend on how often a run was resumed
+        prefetch_factor=BATCHES_READ_AHEAD if workers else None,
+        worker_init_fn=use_one_thread,
+    )
+    for batch in loader:
+        parts = [part.to(accelerator.device, non_blocking=True) for part in batch]
+        yield [part.float() if part.dtype == torch.float16 else part for part in parts]
+
+
+def clip_source(recipe: Recipe, data: Dataset, images: Images, folder: Path) -> ClipSource | None:
+    """Return the clips of a recipe; None for a recipe of images."""
+    if recipe.clips.frames == 1:
+        return None
+    if recipe.clips.motion:
+        return Stills(images, recipe.clips, _augment(recipe), recipe.seed, folder)
+    return Videos(data, recipe.clips, _augment(recipe), folder)
+
+
+def _samples(run: Run, index: int, stage: Stage) -> Samples:
+    recipe, seed = run.recipe, (run.recipe.seed, index)
+    crop, flip = recipe.augment.crop, recipe.augment.flip
+    if run.clips is not None and uses_clips(recipe, stage):
+        log_p = None
+        if caches_network(stage):
+            run.model.eval()
+            log_p = network_outputs(run.clips, lambda frame: _log_unary(run, frame), run.progress("network's output"))
+        return ClipCrops(run.clips, seed, log_p, crop, flip, run.images.data.labels.ignore)
+    if caches_penalty(run.model, recipe, stage):
+        return CachedCrops(run.images, seed, cached_penalties(run), crop, flip)
+    if caches_network(stage):
+        return CachedCrops(run.images, seed, cached_outputs(run), crop, flip)
+    return Crops(run.images, seed, _augment(recipe))
+
+
+def cached_outputs(run: Run) -> list[Tensor]:
+    """Return the network's log-probabilities (L, H, W) of every training image, in half precision."""
+    progress = run.progress("network's output")
+    run.model.eval()
+    for index in range(len(run.cached_log_p), len(run.images)):
+        run.cached_log_p.append(_log_unary(run, _image(run, index)[None])[0].half().cpu())
+        progress(index + 1, len(run.images))
+    return run.cached_log_p
+
+
+def cached_penalties(run: Run) -> list[Tensor]:
+    """Return log-probabilities and b12's output t of every training image, as one tensor (2 L, H, W) each."""
+    progress, mrf = run.progress("triple penalty's output"), run.model.mean_field
+    assert mrf is not None  # caches_penalty has checked it
+    maps = []
+    for index, log_p in enumerate(cached_outputs(run)):
+        maps.append(torch.cat([log_p, penalty_map(mrf, log_p, _image(run, index))]))
+        progress(index + 1, len(run.images))
+    return maps
+
+
+def _image(run: Run, index: int) -> Tensor:
+    return torch.from_numpy(run.images[index][0]).permute(2, 0, 1)
+
+
+def _log_unary(run: Run, image: Tensor) -> Tensor:
+    with torch.no_grad(), run.accelerator.autocast():
+        return run.model.log_unary(image.to(run.accelerator.device))
+
+
+def _augment(recipe: Recipe) -> Augment:
+    options = recipe.augment
+    strength = options.colour
+    return Augment(
+        options.crop,
+        options.scale,
+        options.flip,
+        brightness=strength,
+        contrast=strength,
+        saturation=strength,
+        hue=strength / 10,
+    )
