@@ -43,7 +43,7 @@ class _Problem:
         mirrored: bool,
     ) -> None:
         from deepmrf.ops.gaussian.cpu_kernels import FAR, OVERHANG
-        from deepmrf.ops.gaussian.cpu_vectors import GROUP
+        from deepmrf.ops.gaussian.cpu_sums import GROUP
 
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.deep = q.dim() == 5

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepmrf.ops.gaussian.cpu_vectors import (
+from deepmrf.ops.gaussian.cpu_sums import (
     GROUP,
     MOST,
     STEP,
