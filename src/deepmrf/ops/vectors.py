@@ -10,7 +10,7 @@ This module imports numba: import it on first use only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,30 @@ class Vectors:
         """variable += a * b"""
         self.builder.store(self.multiply_add(a, b, self.builder.load(variable)), variable)
 
+    def exp2_of_negative(self, numbers: Sequence[Any]) -> list[Any]:
+        """2^-x of each x >= 0; 0 where the result would be below the smallest normal number; NaN stays NaN.
+
+        Step by step for all of them, so that the processor has several to work on while it waits for one.
+        """
+        b = self.builder
+        mantissa, bias = (23, 127) if self.element == FLOAT else (52, 1023)
+        # From here on the exponent of the result is 0, and so is the result. A NaN fails the comparison and stays.
+        largest = self.constant(float(bias))
+        limited = [b.select(b.fcmp_ordered("<", largest, x), largest, x) for x in numbers]
+        # Added to a number this large, -x is rounded to a whole number, which stands in the lowest bits: the exponent.
+        large = self.constant(1.5 * 2.0**mantissa + bias)
+        shifted = [b.fsub(large, x) for x in limited]
+        rounded = [b.fsub(large, x) for x in shifted]
+        rest = [b.fsub(n, x) for n, x in zip(rounded, limited, strict=True)]
+        integers = ir.VectorType(ir.IntType(8 * _bytes(self.element)), self.lanes)
+        left = ir.Constant(integers, [mantissa] * self.lanes)
+        powers = [b.bitcast(b.shl(b.bitcast(x, integers), left), self.vector) for x in shifted]
+        first, *coefficients = _exp2_coefficients(5 if self.element == FLOAT else 11)
+        values = [self.constant(first)] * len(numbers)
+        for c in coefficients:
+            values = [self.multiply_add(value, x, self.constant(c)) for value, x in zip(values, rest, strict=True)]
+        return [b.fmul(value, power) for value, power in zip(values, powers, strict=True)]
+
     def transposed(self, rows: Sequence[Any]) -> list[Any]:
         """As many vectors as lanes, the rows of a matrix, to its columns: larger, then smaller blocks are exchanged."""
         rows, lanes = list(rows), range(self.lanes)
@@ -125,6 +149,13 @@ class Vectors:
                     rows[i + size] = self.builder.shuffle_vector(a, b, second)
             size //= 2
         return rows
+
+
+@cache
+def _exp2_coefficients(degree: int) -> list[float]:
+    """Coefficients of 2^r on [-1/2, 1/2], highest first; degree 5 is within rounding of float32, 11 of float64."""
+    fit = np.polynomial.Chebyshev.interpolate(np.exp2, degree, domain=[-0.5, 0.5])
+    return [float(c) for c in fit.convert(kind=np.polynomial.Polynomial).coef[::-1]]
 
 
 def _bytes(element: Any) -> int:
