@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.func import functional_call
 
+from benchmarks.record_pydensecrf import SETTINGS as SETTINGS_OF_PYDENSECRF
 from deepmrf import MeanField, crf_rnn, dense_crf
+from deepmrf.layers.crf import preset
+
+RECORDED = Path(__file__).parents[1] / "densecrf" / "pydensecrf2.npz"
 
 SIZE, LABELS = (4, 5), 3
 WIDE = (7, 9)  # covers the image from every pixel
@@ -189,5 +194,65 @@ def test_a_pixel_is_at_no_distance_from_itself(tiny, newq):
 
 
 def test_the_default_window_suits_the_axes():
-    assert dense_crf(2).triple_penalty.window == (51, 51)
-    assert dense_crf(2, dims=3).triple_penalty.window == (9, 9, 9)
+    assert dense_crf(2).triple_penalty.kernel == "global"
+    assert dense_crf(2, window=9).triple_penalty.kernel == "gaussian"
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with np.load(RECORDED) as file:
+        return dict(file)
+
+
+@pytest.mark.parametrize("name", SETTINGS_OF_PYDENSECRF)
+@pytest.mark.parametrize("learn", [False, True], ids=["fused", "with gradients"])
+def test_presets_give_the_label_maps_of_pydensecrf(name, learn, recorded):
+    log_p = -torch.from_numpy(recorded[f"{name} unary"].astype(np.float32)).view(1, 4, 33, 46)
+    image = torch.from_numpy(recorded[f"{name} image"]).permute(2, 0, 1)[None]
+    q = preset(name, 4, learn=learn)(log_p, image).exp()[0].flatten(1).detach().numpy()
+    expected = recorded[f"{name} 3"].astype(np.float32)
+    assert np.abs(q - expected).max() < 2e-3
+    assert (q.argmax(0) == expected.argmax(0)).mean() >= 0.9993
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_global_edges_in_any_number_of_axes_and_batches(dims):
+    size = (12, 9, 5)[:dims]
+    log_p, image = torch.randn(2, 3, *size), torch.rand(2, 1, *size)
+    crf = dense_crf(3, dims=dims, features=1, position_width=4.0, smooth_width=2.0)
+    both = crf(log_p, image)
+    torch.testing.assert_close(both.exp().sum(1), torch.ones(2, *size))
+    for b in range(2):
+        torch.testing.assert_close(crf(log_p[b : b + 1], image[b : b + 1]), both[b : b + 1], rtol=1e-4, atol=1e-4)
+
+
+def test_the_fused_inference_is_the_step_repeated():
+    log_p, image = 2 * torch.randn(1, 4, 13, 17), torch.rand(1, 3, 13, 17)
+    for compatibility in (1 - torch.eye(4), torch.randn(4, 4)):
+        crf = dense_crf(4, position_width=6.0, colour_width=0.3, iterations=3)
+        crf.label_contexts.set_compatibility(compatibility)
+        fused = crf(log_p, image)
+        stepwise = crf.requires_grad_(True)(log_p, image)
+        torch.testing.assert_close(fused.exp(), stepwise.exp().detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_every_parameter_of_global_edges_learns():
+    log_p, image = torch.randn(2, 3, 9, 8, requires_grad=True), torch.rand(2, 3, 9, 8, requires_grad=True)
+    crf = crf_rnn(3, position_width=4.0, colour_width=0.4, smooth_width=1.5, iterations=2)
+    crf(log_p, image)[:, 0].sum().backward()
+    assert all(float(p.grad.abs().sum()) > 0 for name, p in crf.named_parameters() if not name.endswith("shift"))
+    assert float(log_p.grad.abs().sum()) > 0
+    assert float(image.grad.abs().sum()) > 0
+
+
+def test_global_edges_are_saved_by_their_settings():
+    crf = preset("voc", 3)
+    again = MeanField(**crf.settings)
+    again.load_state_dict(crf.state_dict())
+    log_p, image = torch.randn(1, 3, 9, 8), torch.randint(0, 256, (1, 3, 9, 8), dtype=torch.uint8)
+    torch.testing.assert_close(again(log_p, image), crf(log_p, image))
+    assert crf.reach() == [(240, 240)] * 2
+    with pytest.raises(ValueError, match="There is no preset 'cityscapes': choose one of voc, irn"):
+        preset("cityscapes", 3)
+    with pytest.raises(ValueError, match="which has none"):
+        MeanField(3, kernel="global", window=5)

@@ -93,7 +93,7 @@ SETTINGS = [
     ({"contexts": -1}, ValueError, "whole number"),
     ({"contexts": 2.5}, ValueError, "whole number"),
     ({"contexts": 300}, ValueError, "255"),
-    ({"kernel": "cauchy"}, ValueError, "'distance', 'gaussian', 'learned'"),
+    ({"kernel": "cauchy"}, ValueError, "'distance', 'gaussian', 'global', 'learned'"),
     ({"iterations": 0}, ValueError, "at least 1"),
     ({"iterations": -2}, ValueError, "at least 1"),
     ({"iterations": 1.5}, ValueError, "at least 1"),

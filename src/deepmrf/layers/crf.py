@@ -2,7 +2,7 @@
 
 With one context of a single pixel and without the gate, the step of mean_field.py is
 
-    q[u, i] ~ exp( ln p[u, i] - sum over v of mu(u, v) sum over z in N(i), z != i, of k(i, z) q[v, z] ),
+    q[u, i] ~ exp( ln p[u, i] - sum over v of mu(u, v) sum over z of k(i, z) q[v, z] ),
 
 the classic mean-field update of a CRF with Gaussian edges k and label compatibility mu:
 
@@ -15,11 +15,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from deepmrf.layers.mean_field import MeanField
-from deepmrf.layers.triple_penalty import default_window
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "voc": {"smooth": (3, 3), "pairs": (80, 13, 10), "iterations": 10},
+    "irn": {"smooth": (3, 3), "pairs": (50, 5, 10), "iterations": 10},
+    "deeplab": {"smooth": (1, 3), "pairs": (67, 3, 4), "iterations": 10},
+    "maskcut": {"smooth": (3, 7), "pairs": (50, 5, 10), "iterations": 10},
+    "saliency": {"smooth": (3, 3), "pairs": (60, 5, 5), "iterations": 1},
+    "medical3d": {"smooth": (1, 3), "pairs": (5, 25, 5), "iterations": 5, "dims": 3, "features": 1},
+}
+"""Settings that programs in use have. smooth: (width, weight) of the position term; pairs: (position width, colour
+width of 255, weight). Widths are in pixels, or in the unit of `spacing`: millimetres for volumes."""
+
+
+def preset(name: str, labels: int, **changes: Any) -> MeanField:
+    """Build the dense CRF of that name, with these settings of dense_crf changed."""
+    if name not in PRESETS:
+        raise ValueError(f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.")
+    settings = dict(PRESETS[name])
+    smooth_width, smoothness = settings.pop("smooth")
+    position_width, colour_width, appearance = settings.pop("pairs")
+    settings |= {"smooth_width": smooth_width, "smoothness": smoothness, "position_width": position_width}
+    settings |= {"colour_width": colour_width / 255, "appearance": appearance}
+    return dense_crf(labels, **(settings | changes))
 
 
 def dense_crf(
@@ -40,7 +63,8 @@ def dense_crf(
 ) -> MeanField:
     """Build a dense CRF with Potts compatibility.
 
-    window: how far edges reach, in pixels along each axis. None: 51 for images, 9 for volumes.
+    window: None joins all pairs of pixels of the image, as dense CRFs do, by the permutohedral lattice: on images of
+    uint8, label maps equal pydensecrf's. A number of pixels, or one per axis, keeps edges inside that window, exactly.
     appearance, colour_width, position_width: weight and bandwidths of exp(-|I_j - I_z|^2 / 2 a^2 - |j - z|^2 / 2 b^2),
     colours in the image's own unit (RGB in [0, 1], hence 13 / 255). smoothness, smooth_width: weight and bandwidth of
     exp(-|j - z|^2 / 2 c^2); smoothness=0 leaves it out. normalize: divide each edge by the root of the sums of all
@@ -58,11 +82,11 @@ def dense_crf(
     crf = MeanField(
         labels,
         dims=dims,
-        window=window if window is not None else 51 if dims in (1, 2) else default_window(dims),
+        window=window,
         contexts=1,
         context_size=1,
         iterations=iterations,
-        kernel="gaussian",
+        kernel="global" if window is None else "gaussian",
         gate=False,
         features=features,
         spacing=spacing,

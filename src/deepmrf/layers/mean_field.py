@@ -18,6 +18,7 @@ clips, which at first returns the same for each frame.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf.flow import Flow
+from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import (
     check_finite,
     check_image,
@@ -36,9 +38,13 @@ from deepmrf.layers.inputs import (
 from deepmrf.layers.label_contexts import INITIAL_WEIGHT, LabelContexts, default_context_size
 from deepmrf.layers.linking import Links
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty, default_window
+from deepmrf.ops.lattice.mean_field import mean_field as dense_mean_field
+from deepmrf.ops.registry import needs_gradient
 from deepmrf.ops.window import Reach, reaches
 
 Unary = Literal["softmax", "sigmoid"]
+GLOBAL_REACH = 3
+"""Widths of the position term beyond which edges of the global kernel are left out where an image is cut into tiles."""
 
 
 class MeanField(nn.Module):
@@ -51,7 +57,8 @@ class MeanField(nn.Module):
     context_size: pixels along each axis of a pattern. None: 9 x 9 for images, 3 x 7 x 7 for clips, 5 for volumes.
     context_rank, context_stride: cheaper, approximate patterns; see LabelContexts and `compress`.
     iterations: how often the step is repeated, with the same parameters.
-    kernel: "distance" (the paper's), "gaussian" (dense CRF's) or "learned" (a filter per position; give `size`).
+    kernel: "distance" (the paper's), "gaussian" (dense CRF's, inside the window), "global" (the same over the whole
+    image; no window) or "learned" (a filter per position; give `size`).
     gate: the factor q[v, j].
     unary: "softmax" for log-probabilities or logits, which are normalised first; "sigmoid" for ln sigmoid(logits), one
     independent probability per label, as in the paper's Table 1.
@@ -90,7 +97,8 @@ class MeanField(nn.Module):
             raise ValueError(f"labels={labels!r} must be how many labels there are, at least 1.")
         if unary not in ("softmax", "sigmoid"):
             raise ValueError(f"unary={unary!r} is unknown: choose 'softmax' or 'sigmoid'.")
-        window = default_window(dims, temporal) if window is None else window
+        if window is None:
+            window = 1 if kernel == "global" else default_window(dims, temporal)
         context_size = default_context_size(dims, temporal) if context_size is None else context_size
         self.labels, self.dims, self.unary = labels, dims, unary
         self.settings: dict[str, Any] = {
@@ -146,8 +154,12 @@ class MeanField(nn.Module):
         Each iteration looks as far as the window (b12) and the patterns (b13). Patterns at a stride look as far in
         blocks of `stride` pixels, plus the block of the pixel and the one it is interpolated with. `normalize` looks
         one window farther: the norm of a neighbour counts its own neighbours, and does not change with the iterations.
+        The global kernel looks everywhere; beyond this reach, what it sees counts for little.
         """
         window = reaches(self.triple_penalty.window)
+        if self.triple_penalty.kernel == "global":
+            width = float(self.triple_penalty.log_position_width.detach().exp())
+            window = [(n, n) for n in (math.ceil(GLOBAL_REACH * width / s) for s in self.triple_penalty.spacing)]
         patterns, stride = [(0, 0)] * self.dims, 1
         if self.label_contexts is not None:
             patterns, stride = reaches(self.label_contexts.size), self.label_contexts.stride
@@ -155,6 +167,8 @@ class MeanField(nn.Module):
         def along(window: int, pattern: int) -> int:
             if stride > 1:
                 pattern = stride * (-(-pattern // stride) + 2)
+            if self.triple_penalty.kernel == "global":
+                return window + self.iterations * pattern
             return self.iterations * (window + pattern) + (window if self.triple_penalty.normalize else 0)
 
         return [(along(w[0], p[0]), along(w[1], p[1])) for w, p in zip(window, patterns, strict=True)]
@@ -185,7 +199,7 @@ class MeanField(nn.Module):
     def _check_flow(self, flow: Flow, log_p: Tensor) -> None:
         if not isinstance(flow, Flow):
             raise TypeError(f"flow is a {type(flow).__name__}: pass a deepmrf.flow.Flow, such as estimate(frames).")
-        if self.dims != 3 or self.triple_penalty.kernel == "learned":
+        if self.dims != 3 or self.triple_penalty.kernel in ("learned", "global"):
             raise ValueError(
                 f"flow is for clips (dims=3) and kernels 'distance' and 'gaussian', but dims={self.dims}, "
                 f"kernel={self.triple_penalty.kernel!r}: build the layer so, or `inflate` a trained one."
@@ -210,10 +224,34 @@ class MeanField(nn.Module):
             image = image.to(dtype)
         links = self._links(flow, dtype, log_p.shape[2])
         norms = self.triple_penalty.norms(unary, image, links)
+        if isinstance(norms, AllPairs) and (compatibility := self._dense_crf_compatibility(unary, norms)) is not None:
+            return self._infer(unary, norms, compatibility)
         for iteration in range(self.iterations):
             t = self.triple_penalty(log_q.exp() if iteration else q, image, norms, links)  # b12
             log_q = self._update(unary, t, links)
         return log_q
+
+    def _dense_crf_compatibility(self, unary: Tensor, pairs: AllPairs) -> Tensor | None:
+        """C where this layer is a dense CRF, no gradient is needed and nothing else is added; else None."""
+        contexts, penalty = self.label_contexts, self.triple_penalty
+        simple = contexts is not None and contexts.contexts == 1 and set(contexts.size) == {1} and contexts.rank is None
+        if not simple or penalty.gate or self.unary != "softmax":
+            return None
+        assert contexts is not None  # simple
+        features = () if pairs.edges.features is None else (pairs.edges.features,)
+        if needs_gradient(unary, *features, *self.parameters()) or bool(contexts.bias.any() or penalty.shift.any()):
+            return None
+        matrix = contexts.weight.view(self.labels, self.labels)
+        # Probabilities sum to one, so that a cost of 1 for every other label is as good as -1 for the same label.
+        potts = bool((matrix == 1 - torch.eye(self.labels).to(matrix)).all())
+        return -penalty.scale if potts else penalty.scale * matrix
+
+    def _infer(self, unary: Tensor, pairs: AllPairs, compatibility: Tensor) -> Tensor:
+        """All iterations of a dense CRF by the operator that fuses them."""
+        smooth_weight = self.triple_penalty.smooth_weight if self.triple_penalty.smoothness else None
+        energy = torch.neg(unary).flatten(2)
+        q = dense_mean_field(energy, pairs.terms(compatibility.to(energy), smooth_weight), self.iterations)
+        return q.clamp_min_(torch.finfo(q.dtype).tiny).log_().view(unary.shape)
 
     def _update(self, unary: Tensor, t: Tensor, links: Links | None = None) -> Tensor:
         penalty = t if self.label_contexts is None else self.label_contexts(t, links)  # b13, b14
@@ -245,7 +283,7 @@ class MeanField(nn.Module):
         frame_weights, which are learned; in the distance kernel it adds to d(j, z).
         """
         contexts, old = self.label_contexts, self.triple_penalty
-        if self.dims != 2 or old.kernel == "learned":
+        if self.dims != 2 or old.kernel in ("learned", "global"):
             raise ValueError(f"Only layers for images can be inflated: dims={self.dims}, kernel={old.kernel!r}.")
         if contexts is not None and (contexts.rank is not None or contexts.stride > 1):
             raise ValueError("Compressed contexts cannot be inflated: inflate the layer they came from.")

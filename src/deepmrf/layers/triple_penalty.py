@@ -6,6 +6,7 @@ kernel="distance"  the paper's d(j, z) = w1 |I_j - I_z|^2 + w2 |j - z|^2; w1 is 
                    Exact, at a cost that does not depend on the window.
 kernel="gaussian"  dense CRF's d(j, z) = exp(-|I_j - I_z|^2 / 2 a^2 - |j - z|^2 / 2 b^2), z != j; a and b are learned.
                    `smoothness` adds smooth_weight exp(-|j - z|^2 / 2 c^2).
+kernel="global"    the same between all pairs of pixels of the image, z = j included, without a window (all_pairs.py).
 kernel="learned"   one learned filter per position (the paper's footnote), for aligned images of one fixed size.
 
 The factor q[v, j] is the gate; gate=False drops it. `average` divides the sum by the number of pixels in the window and
@@ -30,14 +31,18 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf import ops
+from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import check_image, check_maps, check_real
 from deepmrf.layers.linking import Links
 from deepmrf.ops.window import reaches, sizes
 
-Kernel = Literal["distance", "gaussian", "learned"]
-KERNELS = ("distance", "gaussian", "learned")
-Norms = tuple[Tensor, Tensor | None]
-"""1 / sqrt(sum of the weights at each pixel) (B, 1, *S), of the Gaussian kernel and of its smoothness term."""
+Kernel = Literal["distance", "gaussian", "global", "learned"]
+KERNELS = ("distance", "gaussian", "global", "learned")
+Norms = tuple[Tensor, Tensor | None] | AllPairs
+"""1 / sqrt(sum of the weights at each pixel) (B, 1, *S), of the Gaussian kernel and of its smoothness term; or the
+edges of the global kernel."""
+DEFAULT_GLOBAL_WIDTHS = (80.0, 3.0)
+"""Pixels: the widths of the position and of the smoothness term that the global kernel starts with."""
 
 
 def default_window(dims: int, temporal: bool = False) -> int | tuple[int, ...]:
@@ -81,11 +86,17 @@ class TriplePenalty(nn.Module):
             raise ValueError(f"dims={dims!r} must be the number of spatial axes: 1, 2, 3 or more.")
         if isinstance(features, bool) or not isinstance(features, int) or features < 0:
             raise ValueError(f"features={features!r} must be how many channels the image has: 3 for RGB, 0 for none.")
-        if (smoothness or normalize) and kernel != "gaussian":
-            raise ValueError(f"smoothness and normalize belong to kernel='gaussian', but kernel={kernel!r}.")
+        if (smoothness or normalize) and kernel not in ("gaussian", "global"):
+            raise ValueError(
+                f"smoothness and normalize belong to kernel='gaussian' and 'global', but kernel={kernel!r}."
+            )
+        if kernel == "global" and window not in (None, 1):
+            raise ValueError(
+                f"window={window!r} with kernel='global', which has none: leave it out, or take 'gaussian'."
+            )
         if (size is None) == (kernel == "learned"):
             raise ValueError(f"size={size!r} with kernel={kernel!r}: kernel='learned' needs it, the others take none.")
-        if temporal and (dims != 3 or kernel == "learned"):
+        if temporal and (dims != 3 or kernel in ("learned", "global")):
             raise ValueError(
                 f"temporal is for clips (dims=3) and kernels 'distance' and 'gaussian', but dims={dims}, "
                 f"kernel={kernel!r}: leave it out."
@@ -95,9 +106,11 @@ class TriplePenalty(nn.Module):
             raise ValueError(f"spacing={spacing!r} must be {dims} positive numbers, one per axis.")
         self.dims, self.kernel, self.gate, self.temporal = dims, kernel, gate, temporal
         self.features = 0 if kernel == "learned" else features
-        self.window = sizes(default_window(dims, temporal) if window is None else window, dims, "window")
+        window = 1 if kernel == "global" else default_window(dims, temporal) if window is None else window
+        self.window = sizes(window, dims, "window")
         self.spacing = tuple(float(step) for step in steps)
-        self.average, self.smoothness, self.normalize = average and not normalize, smoothness, normalize
+        self.smoothness, self.normalize = smoothness, normalize
+        self.average = average and not normalize and kernel != "global"
         self.size = sizes(size, dims, "size") if size is not None else None
         self._make_parameters()
 
@@ -119,11 +132,12 @@ class TriplePenalty(nn.Module):
             self.link_weights = nn.Parameter(torch.zeros_like(self.frame_weights))
         if self.kernel == "distance":
             self.colour, self.position = scalar(1), scalar(1)
-        elif self.kernel == "gaussian":
+        elif self.kernel in ("gaussian", "global"):
+            wide = (max(radii) / 2, max(radii) / 8) if self.kernel == "gaussian" else DEFAULT_GLOBAL_WIDTHS
             self.log_colour_width = scalar(math.log(0.1))  # for RGB in [0, 1]
-            self.log_position_width = scalar(math.log(max(radii) / 2))
+            self.log_position_width = scalar(math.log(wide[0]))
             if self.smoothness:
-                self.smooth_weight, self.log_smooth_width = scalar(1), scalar(math.log(max(radii) / 8))
+                self.smooth_weight, self.log_smooth_width = scalar(1), scalar(math.log(wide[1]))
         else:
             assert self.size is not None  # the constructor checks it
             squares = [
@@ -140,7 +154,7 @@ class TriplePenalty(nn.Module):
         check_maps("q", q, None, self.dims, "labels")
         check_real("q", q)
         features = check_image(image if self.features else None, q, self.features, self.dims)
-        if self.normalize and norms is None:
+        if (self.normalize or self.kernel == "global") and norms is None:
             norms = self.norms(q, features, links)
         if links is None and not self.temporal:
             return self._penalty(q, features, norms)
@@ -167,6 +181,8 @@ class TriplePenalty(nn.Module):
             return ops.distance_penalty(q, features, self.weights(), self.window, self.spacing, self.gate, frame)
         if self.kernel == "learned":
             total = ops.local_sum(q, self._filters_for(q))
+        elif isinstance(norms, AllPairs):
+            total = norms.sums(q, self.smooth_weight if self.smoothness else None)
         elif self.smoothness or self.normalize:
             total = self._two_gaussians(q, features, norms, frame)
         else:
@@ -184,6 +200,7 @@ class TriplePenalty(nn.Module):
 
     def _two_gaussians(self, q: Tensor, features: Tensor, norms: Norms | None, frame: int | None) -> Tensor:
         """The Gaussian sum plus that of the smoothness term, each normalised if asked. (B, L, *S)"""
+        assert not isinstance(norms, AllPairs)  # _penalty tells them apart
         norm, smooth_norm = norms or (None, None)
         total = self._gaussian(q if norm is None else norm * q, features, frame)
         total = total if norm is None else _at(norm, frame) * total
@@ -200,10 +217,13 @@ class TriplePenalty(nn.Module):
         return ops.gaussian_blur(q, self.log_smooth_width.exp(), self.window, self.spacing, frame)
 
     def norms(self, q: Tensor, image: Tensor | None = None, links: Links | None = None) -> Norms | None:
-        """What `normalize` multiplies by. It depends on the image alone, so all iterations share it."""
-        if not self.normalize:
+        """What `normalize` multiplies by, or the global edges: of the image alone, so that all iterations share it."""
+        if not self.normalize and self.kernel != "global":
             return None
         features = check_image(image if self.features else None, q, self.features, self.dims)
+        if self.kernel == "global":
+            smooth_width = self.log_smooth_width.exp() if self.smoothness else None
+            return AllPairs.of(features, self.widths(), smooth_width, self.spacing, self.normalize)
         ones = torch.ones_like(q[:, :1])
 
         def norm(term: Callable[..., Tensor]) -> Tensor:
@@ -241,6 +261,7 @@ class TriplePenalty(nn.Module):
                 weighted = near * weights[distances].view(-1, 1, 1)
             stacked_norms = None
             if norms is not None:
+                assert not isinstance(norms, AllPairs)  # the global kernel has no frames
                 stacked_norms = tuple(None if norm is None else links.stack(norm, reach, span) for norm in norms)
             t = penalty(weighted, links.stack(features, reach, span, keep=True), stacked_norms, before)
             return t + self._linked(near, before) if add_links and before + after else t

@@ -165,7 +165,15 @@ class _Filter(torch.autograd.Function):
         return back, torch.cat(pulls, dim=1).to(features.dtype), None
 
 
-def gaussian_filter(values: Tensor, features: Tensor) -> Tensor:
-    """Build the lattice of features (B, d, N) and filter values (B, C, N); gradients flow to both."""
-    result: Tensor = _Filter.apply(values, features, build_lattice(features))  # type: ignore[no-untyped-call]
+def gaussian_filter(values: Tensor, features: Tensor | None, lattice: Lattice | None = None) -> Tensor:
+    """Filter values (B, C, N) by features (B, d, N), with gradients to both, or by a lattice alone.
+
+    lattice: of these features, where it is built already.
+    """
+    if features is None:
+        if lattice is None:
+            raise ValueError("Give features, or a lattice that is built of some.")
+        return lattice_filter(values, lattice)
+    lattice = build_lattice(features) if lattice is None else lattice
+    result: Tensor = _Filter.apply(values, features, lattice)  # type: ignore[no-untyped-call]
     return result
