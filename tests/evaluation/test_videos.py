@@ -87,14 +87,14 @@ def test_a_frame_sees_all_that_can_change_it(data, normalize, reach):
 def test_memory_does_not_grow_with_the_sequence(models, monkeypatch):
     """Frames held at any time, counted where they are handed out."""
     held = []
-    windows = videos._windows
+    windows = videos.windows
 
     def counted(*arguments):
         for window in windows(*arguments):
             held.append(len(window.frames))
             yield window
 
-    monkeypatch.setattr(videos, "_windows", counted)
+    monkeypatch.setattr(videos, "windows", counted)
     evaluate_video([VideoModel("deep", models["deep"], "linked")], synthetic((16, 16), "val", count=1, frames=40))
     assert len(held) == 4
     assert max(held) == videos.FRAMES_AT_A_TIME + 4

@@ -6,7 +6,6 @@ sees, so that every frame gets the labels that the whole sequence would give it.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from deepmrf.evaluation.metrics import Scores
 from deepmrf.evaluation.temporal import TemporalConsistency
 from deepmrf.flow import Flow, estimate, join
 from deepmrf.models.parsing_network import DeepParsingNetwork
-from deepmrf.predict.frames import frame_reach
+from deepmrf.predict.frames import Window, frame_reach, windows
 
 FRAMES_AT_A_TIME = 12
 """Frames that go through the mean field together, besides those around them."""
@@ -100,20 +99,27 @@ def evaluate_video(
         raise ValueError(f"None of these {len(data)} images has a mask: evaluation needs labelled images.")
     metrics = {model.name: new_metrics(data, device) for model in models}
     consistency = {model.name: TemporalConsistency(data.labels.ignore).to(device) for model in models}
+    networks: list[DeepParsingNetwork] = []  # each once: frames go through it once, whatever models share it
+    for model in models:
+        if not any(same_network(model.model, network) for network in networks):
+            networks.append(model.model)
+    reach = max(1, *(model.reach() for model in models))  # one frame before, for the consistency of labels
     shared = sequences(data)[share[0] :: share[1]]
     total, done = sum(map(len, shared)), 0
     for items in shared:
         previous: dict[str, Tensor] = {}  # the labels of the frame before the window
-        for window in _windows(items, data, models, device):
+        for window in windows(_frames(items, data, networks, device), reach, FRAMES_AT_A_TIME):
+            flow = _flow(window.frames)
+            flow_of_labels = flow.cut(max(window.inner.start - 1, 0), window.inner.stop)
             for model in models:
-                labels = window.labels(model)  # (T, H, W)
-                for frame, mask in zip(labels, window.masks, strict=True):
-                    if mask is not None:
-                        metrics[model.name].update(frame, mask)
+                labels = _labels(model, window, flow, networks)  # (T, H, W)
+                for frame, values in zip(window.wanted, labels, strict=True):
+                    if frame.mask is not None:
+                        metrics[model.name].update(values, frame.mask)
                 linked = torch.cat([previous[model.name], labels]) if model.name in previous else labels
-                consistency[model.name].update(linked, window.flow_of_labels)
+                consistency[model.name].update(linked, flow_of_labels)
                 previous[model.name] = labels[-1:]
-            done += len(window.masks)
+            done += len(window.wanted)
             progress(done, total)
     return {name: VideoScores(computed(metrics[name]), float(consistency[name].compute())) for name in metrics}
 
@@ -132,8 +138,8 @@ def sequences(data: Dataset) -> list[list[Item]]:
     return result
 
 
-@dataclass
-class _Seen:
+@dataclass(frozen=True)
+class _Frame:
     """A frame that is in memory."""
 
     image: Tensor
@@ -141,79 +147,48 @@ class _Seen:
     mask: Tensor | None
     log_p: list[Tensor]
     """(L, H, W) of each network."""
+    link: Flow | None
+    """The flow of the clip (the frame before, this frame); None for the first."""
 
 
-@dataclass
-class _Window:
-    """Frames `start` to `stop` - 1 of those in memory are wanted, the others lie around them."""
-
-    frames: list[_Seen]
-    flow: Flow
-    start: int
-    stop: int
-    networks: list[DeepParsingNetwork]
-
-    @property
-    def masks(self) -> list[Tensor | None]:
-        """Of the wanted frames."""
-        return [frame.mask for frame in self.frames[self.start : self.stop]]
-
-    @property
-    def flow_of_labels(self) -> Flow:
-        """Of the wanted frames and, if there is one, the frame before."""
-        return self.flow.cut(max(self.start - 1, 0), self.stop)
-
-    def labels(self, part: VideoModel) -> Tensor:
-        """Of the wanted frames, (T, H, W), from as many around them as the part sees."""
-        first, last = max(self.start - part.reach(), 0), min(self.stop + part.reach(), len(self.frames))
-        at = next(i for i, model in enumerate(self.networks) if same_network(model, part.model))
-        log_p = torch.stack([frame.log_p[at] for frame in self.frames[first:last]], 1)[None]
-        images = torch.stack([frame.image for frame in self.frames[first:last]], 1)[None]
-        found = part(log_p, images, self.flow.cut(first, last)).argmax(1)[0]
-        return found[self.start - first : self.stop - first]
+def _frames(
+    items: Sequence[Item], data: Dataset, networks: Sequence[DeepParsingNetwork], device: torch.device | str
+) -> Iterator[_Frame]:
+    """Read the frames of a sequence one by one, each once through the networks and linked to the one before."""
+    previous: Tensor | None = None
+    for item in items:
+        pixels, mask = data.read(item)
+        image = torch.from_numpy(pixels).permute(2, 0, 1).to(device)
+        if previous is not None and image.shape != previous.shape:
+            (height, width), (tall, wide) = image.shape[1:], previous.shape[1:]
+            raise ValueError(
+                f"{item.image} is {width} x {height} pixels but its sequence began with {wide} x {tall}: "
+                "give all frames of a sequence one size."
+            )
+        link = None if previous is None else _estimated([previous, image])
+        log_p = [network.log_unary(image[None])[0] for network in networks]
+        yield _Frame(image, None if mask is None else torch.from_numpy(mask).long().to(device), log_p, link)
+        previous = image
 
 
-def _windows(
-    items: Sequence[Item], data: Dataset, parts: Sequence[VideoModel], device: torch.device | str
-) -> Iterator[_Window]:
-    """A sequence a few frames at a time, each read, run through the networks and linked to the next once."""
-    networks: list[DeepParsingNetwork] = []
-    for part in parts:
-        if not any(same_network(part.model, known) for known in networks):
-            networks.append(part.model)
-    reach = max(1, *(part.reach() for part in parts))  # one frame before, for the consistency of labels
-    frames: dict[int, _Seen] = {}
-    flows: dict[int, Flow] = {}
-    for start in range(0, len(items), FRAMES_AT_A_TIME):
-        stop = min(start + FRAMES_AT_A_TIME, len(items))
-        first, last = max(start - reach, 0), min(stop + reach, len(items))
-        for gone in [i for i in frames if i < first]:
-            frames.pop(gone), flows.pop(gone, None)
-        for index in range(first, last):
-            if index not in frames:
-                frames[index] = _seen(items[index], data, networks, device)
-                _check_size(frames[index], frames[first], items[index])
-        for a, b in itertools.pairwise(range(first, last)):
-            if a not in flows:
-                pair = torch.stack([frames[a].image, frames[b].image]).permute(0, 2, 3, 1)
-                flows[a] = estimate(pair).to(device)
-        near = [frames[index] for index in range(first, last)]
-        single = torch.stack([near[0].image]).permute(0, 2, 3, 1)
-        flow = join([flows[a] for a in range(first, last - 1)]) if len(near) > 1 else estimate(single).to(device)
-        yield _Window(near, flow, start - first, stop - first, networks)
+def _estimated(images: Sequence[Tensor]) -> Flow:
+    """The flow of a clip of images (3, H, W), on their device."""
+    return estimate(torch.stack(list(images)).permute(0, 2, 3, 1)).to(images[0].device)
 
 
-def _seen(item: Item, data: Dataset, networks: list[DeepParsingNetwork], device: torch.device | str) -> _Seen:
-    image, mask = data.read(item)
-    frame = torch.from_numpy(image).permute(2, 0, 1).to(device)
-    truth = None if mask is None else torch.from_numpy(mask).long().to(device)
-    return _Seen(frame, truth, [model.log_unary(frame[None])[0] for model in networks])
+def _flow(frames: Sequence[_Frame]) -> Flow:
+    """The flow of consecutive frames."""
+    links = [frame.link for frame in frames[1:] if frame.link is not None]
+    return join(links) if links else _estimated([frames[0].image])
 
 
-def _check_size(frame: _Seen, first: _Seen, item: Item) -> None:
-    if frame.image.shape != first.image.shape:
-        (height, width), (tall, wide) = frame.image.shape[1:], first.image.shape[1:]
-        raise ValueError(
-            f"{item.image} is {width} x {height} pixels but its sequence began with {wide} x {tall}: "
-            "give all frames of a sequence one size."
-        )
+def _labels(model: VideoModel, window: Window[_Frame], flow: Flow, networks: Sequence[DeepParsingNetwork]) -> Tensor:
+    """The labels of the wanted frames (T, H, W), from as many frames around them as the model looks at."""
+    start, stop = window.inner.start, window.inner.stop
+    first, last = max(start - model.reach(), 0), min(stop + model.reach(), len(window.frames))
+    index = next(i for i, network in enumerate(networks) if same_network(network, model.model))
+    frames = window.frames[first:last]
+    log_p = torch.stack([frame.log_p[index] for frame in frames], 1)[None]
+    images = torch.stack([frame.image for frame in frames], 1)[None]
+    labels: Tensor = model(log_p, images, flow.cut(first, last)).argmax(1)[0]
+    return labels[start - first : stop - first]
