@@ -171,8 +171,11 @@ def test_the_gaussians_weights_keep_their_precision_for_narrow_colours(tmp_path)
 @pytest.mark.parametrize("name", ["gaussian-positions-stride", "distance-50"])
 def test_a_program_is_the_model_at_other_sizes(name, tmp_path):
     model = small_model(FIELDS[name])
-    found = export(model, tmp_path / "model.pt2", check.centre_crops(data.chelsea(), [(64, 96), (71, 120)]))
-    assert [(one.height, one.width, one.difference) for one in found] == [(64, 96, 0.0), (71, 120, 0.0)]
+    comparisons = export(model, tmp_path / "model.pt2", check.centre_crops(data.chelsea(), [(64, 96), (71, 120)]))
+    assert [(c.height, c.width, c.difference) for c in comparisons] == [
+        (64, 96, 0.0),
+        (71, 120, 0.0),
+    ]
     run = check.runner(tmp_path / "model.pt2")
     for image in [*map(photograph, ((96, 64), (33, 41), (34, 40))), batch()]:
         assert torch.equal(run(image), answer(model, image))
@@ -199,9 +202,9 @@ def test_a_program_needs_no_more_than_the_operators(tmp_path):
         "print(facts['labels.txt'])"
     )
     words = [str(tmp_path / name) for name in ("model.pt2", "image.npy", "out.npy")]
-    said = subprocess.run([sys.executable, "-W", "ignore", "-c", code, *words], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    assert json.loads(said.stdout) == [f"label {i}" for i in range(LABELS)]
+    finished = subprocess.run([sys.executable, "-W", "ignore", "-c", code, *words], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout) == [f"label {i}" for i in range(LABELS)]
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), answer(model, image).numpy())
 
 
@@ -216,12 +219,12 @@ def test_a_model_of_full_size_through_the_command(tmp_path):
     write_model(model, tmp_path / "model")
     Image.fromarray(data.chelsea()).save(tmp_path / "photo.jpg", quality=95)
     file = tmp_path / "new" / "model.onnx"
-    said = type_in(tmp_path / "model", "-o", file, "--image", tmp_path / "photo.jpg")
-    assert said.exit_code == 0, said.output
-    rows = re.findall(r"(\d+) x (\d+)\s+(\S+)\s+(\d+) ms\s+(\d+) ms", said.output)
+    finished = type_in(tmp_path / "model", "-o", file, "--image", tmp_path / "photo.jpg")
+    assert finished.exit_code == 0, finished.output
+    rows = re.findall(r"(\d+) x (\d+)\s+(\S+)\s+(\d+) ms\s+(\d+) ms", finished.output)
     assert [row[:2] for row in rows] == [("300", "451"), ("273", "351")]  # as much of the cat as there is
     assert all(float(row[2]) <= 1e-4 for row in rows)
-    assert f"Wrote {file}" in said.output
+    assert f"Wrote {file}" in finished.output
     assert [path.name for path in file.parent.iterdir()] == ["model.onnx"]
     for photo in (data.astronaut(), data.chelsea()):
         image = torch.from_numpy(photo).permute(2, 0, 1)[None].contiguous()
@@ -245,11 +248,11 @@ def check_what_it_says_of_itself(file, labels):
 
 
 def check_that_it_is_standard(file, weights):
-    made = onnx.load(file)
-    onnx.checker.check_model(made, full_check=True)
-    assert [(o.domain, o.version) for o in made.opset_import] == [("", 18)]
-    assert not made.functions
-    assert len(made.graph.node) < 400  # the window's 2,600 offsets are not spelt out
+    model = onnx.load(file)
+    onnx.checker.check_model(model, full_check=True)
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", 18)]
+    assert not model.functions
+    assert len(model.graph.node) < 400  # the window's 2,600 offsets are not spelt out
     assert file.stat().st_size < weights + 2**20
 
 
@@ -302,13 +305,13 @@ def test_a_file_that_differs_is_an_error_and_leaves_nothing(by, tmp_path, monkey
 def test_a_higher_tolerance_accepts_what_the_usual_one_does_not(tmp_path, monkeypatch):
     broken(monkeypatch, 3e-4)
     images = check.centre_crops(data.chelsea(), [(30, 41)])
-    [found] = export(small_model(None), tmp_path / "model.pt2", images, tolerance=5e-4)
-    assert found.difference == pytest.approx(3e-4, rel=0.05)
+    [comparison] = export(small_model(None), tmp_path / "model.pt2", images, tolerance=5e-4)
+    assert comparison.difference == pytest.approx(3e-4, rel=0.05)
     assert (tmp_path / "model.pt2").exists()
     write_model(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None), tmp_path / "fast")
-    said = type_in(tmp_path / "fast", "-o", tmp_path / "fast.pt2", "--tolerance", "-1")
-    assert said.exit_code == 2
-    assert "tolerance" in said.output
+    finished = type_in(tmp_path / "fast", "-o", tmp_path / "fast.pt2", "--tolerance", "-1")
+    assert finished.exit_code == 2
+    assert "tolerance" in finished.output
 
 
 def test_a_failed_export_leaves_the_file_before_it(tmp_path, monkeypatch):
@@ -340,38 +343,38 @@ def test_learned_filters_and_clips_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.pth", "model", "onnx"])
 def test_unknown_endings(name, tmp_path):
-    said = type_in(tmp_path, "-o", tmp_path / name)
-    assert said.exit_code == 2
-    assert re.search(r"ends neither in \.onnx .* nor in \.pt2 .*: name it", said.output)
+    finished = type_in(tmp_path, "-o", tmp_path / name)
+    assert finished.exit_code == 2
+    assert re.search(r"ends neither in \.onnx .* nor in \.pt2 .*: name it", finished.output)
 
 
 def test_an_unknown_model(tmp_path):
-    said = type_in(tmp_path / "nothing", "-o", tmp_path / "model.onnx")
-    assert said.exit_code == 2
-    assert "nothing" in said.output
-    assert "Traceback" not in said.output
+    finished = type_in(tmp_path / "nothing", "-o", tmp_path / "model.onnx")
+    assert finished.exit_code == 2
+    assert "nothing" in finished.output
+    assert "Traceback" not in finished.output
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unreadable_photograph(tmp_path):
     (tmp_path / "cat.png").write_text("no picture")
-    said = type_in(tmp_path, "-o", tmp_path / "model.onnx", "--image", tmp_path / "cat.png")
-    assert said.exit_code == 2
-    assert re.search(r"cat\.png cannot be read", said.output)
+    finished = type_in(tmp_path, "-o", tmp_path / "model.onnx", "--image", tmp_path / "cat.png")
+    assert finished.exit_code == 2
+    assert re.search(r"cat\.png cannot be read", finished.output)
 
 
 def test_missing_packages_are_named(tmp_path, monkeypatch):
     real = onnx_file.find_spec
     monkeypatch.setattr(onnx_file, "find_spec", lambda name: None if name.startswith("onnx") else real(name))
-    said = type_in(tmp_path, "-o", tmp_path / "model.onnx")
-    assert said.exit_code == 2
-    assert "pip install onnx onnxscript onnxruntime." in " ".join(said.output.split())
+    finished = type_in(tmp_path, "-o", tmp_path / "model.onnx")
+    assert finished.exit_code == 2
+    assert "pip install onnx onnxscript onnxruntime." in " ".join(finished.output.split())
 
 
 def test_importing_deepmrf_brings_no_onnx():
     code = "import deepmrf, deepmrf.export, deepmrf.cli, sys; print(*[n for n in sys.modules if n.startswith('onnx')])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not said.stdout.split()
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not finished.stdout.split()
 
 
 def test_batch_norm_without_writing_in_place_is_the_same_bit_for_bit(monkeypatch):
@@ -385,8 +388,8 @@ def test_batch_norm_without_writing_in_place_is_the_same_bit_for_bit(monkeypatch
 
 def test_small_photographs_are_compared_at_two_sizes():
     image = np.zeros((100, 120, 3), np.uint8)
-    assert [one.shape[:2] for one in check.centre_crops(image)] == [(100, 120), (75, 90)]
-    assert [one.shape[:2] for one in check.centre_crops(data.astronaut())] == [(360, 480), (273, 351)]
+    assert [crop.shape[:2] for crop in check.centre_crops(image)] == [(100, 120), (75, 90)]
+    assert [crop.shape[:2] for crop in check.centre_crops(data.astronaut())] == [(360, 480), (273, 351)]
     with pytest.raises(ValueError, match="An image of 120 x 10 is too small to compare on"):
         check.centre_crops(image[:10])
 

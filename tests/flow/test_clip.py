@@ -19,9 +19,9 @@ def steady(velocity, frames=4, size=SIZE, **masks):
 
 @pytest.mark.parametrize("velocity", [(0.0, 0.0), (2.0, 1.0), (-1.5, 0.25)])
 def test_trajectories_of_a_steady_motion(velocity):
-    found = steady(velocity, frames=4).trajectories(2, 3)
-    assert sorted(found) == [-2, -1, 1, 2, 3]
-    for step, (way, reliable) in found.items():
+    links = steady(velocity, frames=4).trajectories(2, 3)
+    assert sorted(links) == [-2, -1, 1, 2, 3]
+    for step, (way, reliable) in links.items():
         assert way.shape == (1, 2, 4, *SIZE)
         assert reliable.shape == (1, 1, 4, *SIZE)
         for t in range(4):
@@ -29,9 +29,9 @@ def test_trajectories_of_a_steady_motion(velocity):
                 for x in range(SIZE[1]):
                     # It is reliable as long as it is in the clip and in the picture, all the way.
                     there = 0 <= t + step < 4 and all(
-                        -0.5 <= place + s * v * (1 if step > 0 else -1) <= n - 0.5
+                        -0.5 <= position + s * v * (1 if step > 0 else -1) <= n - 0.5
                         for s in range(1, abs(step) + 1)
-                        for place, v, n in ((x, velocity[0], SIZE[1]), (y, velocity[1], SIZE[0]))
+                        for position, v, n in ((x, velocity[0], SIZE[1]), (y, velocity[1], SIZE[0]))
                     )
                     assert bool(reliable[0, 0, t, y, x]) == there, (step, t, y, x)
                     expected = [step * v if there else 0.0 for v in velocity]
@@ -42,9 +42,9 @@ def test_a_break_breaks_what_goes_through_it():
     sure = torch.ones(1, 1, 2, 1, 5, dtype=torch.bool)
     sure[0, 0, 1, 0, 3] = False  # from frame 1 to 2, at x = 3
     flow = steady((1.0, 0.0), frames=3, size=(1, 5), forward_reliable=sure)
-    one, two = (flow.trajectories(0, 2)[step][1][0, 0, :, 0].int().tolist() for step in (1, 2))
-    assert one == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
-    assert two == [[1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]  # from frame 0, x = 2 arrives at the break
+    one_step, two_steps = (flow.trajectories(0, 2)[step][1][0, 0, :, 0].int().tolist() for step in (1, 2))
+    assert one_step == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
+    assert two_steps == [[1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]  # from frame 0, x = 2 arrives at the break
 
 
 def test_half_way_to_a_break_is_broken():

@@ -22,11 +22,11 @@ need_whale = pytest.mark.skipif(not (ROOT / "RubberWhale.flo").is_file(), reason
 def moving(frames=3, size=(60, 80), velocity=(3, -2), seed=0):
     """A smooth random picture that moves (x, y) pixels a frame, cut out of a larger one."""
     torch.manual_seed(seed)
-    whole = torch.nn.functional.interpolate(torch.rand(1, 3, 30, 30), (160, 160), mode="bicubic")[0]
-    whole = (255 * whole.clamp(0, 1)).byte().permute(1, 2, 0).numpy()
+    picture = torch.nn.functional.interpolate(torch.rand(1, 3, 30, 30), (160, 160), mode="bicubic")[0]
+    picture = (255 * picture.clamp(0, 1)).byte().permute(1, 2, 0).numpy()
     return np.stack(
         [
-            whole[40 - t * velocity[1] :, 40 - t * velocity[0] :][: size[0], : size[1]]
+            picture[40 - t * velocity[1] :, 40 - t * velocity[0] :][: size[0], : size[1]]
             for t in range(frames)
         ]
     )  # fmt: skip
@@ -65,10 +65,10 @@ def test_frames_of_two_sizes():
 
 def ramp(first, second):
     """A flow that tells which frames it was called with."""
-    made = np.zeros((*first.shape[:2], 2))
-    made[..., 0] = first[0, 0, 0]
-    made[..., 1] = second[0, 0, 0]
-    return made
+    flow = np.zeros((*first.shape[:2], 2))
+    flow[..., 0] = first[0, 0, 0]
+    flow[..., 1] = second[0, 0, 0]
+    return flow
 
 
 def test_any_function_may_replace_dis():

@@ -78,11 +78,11 @@ def test_inside_ends_half_a_pixel_out():
 
 def test_compose_follows_both():
     first, second = torch.randn(2, 1, 2, 5, 6, dtype=torch.float64).unbind()
-    whole = compose(first, second)
+    composed = compose(first, second)
     for y in range(5):
         for x in range(6):
             dx, dy = first[0, :, y, x].tolist()
-            torch.testing.assert_close(whole[0, :, y, x], first[0, :, y, x] + bilinear(second[0], x + dx, y + dy))
+            torch.testing.assert_close(composed[0, :, y, x], first[0, :, y, x] + bilinear(second[0], x + dx, y + dy))
 
 
 def test_consistent_by_hand():
@@ -101,6 +101,6 @@ def test_unknown_flow_is_not_reliable():
     forward[0, 0, 2, 2] = torch.nan
     backward[0, :, 0, 3] = 1.666e9
     expected = torch.ones(1, 1, 3, 4, dtype=torch.bool)
-    for place in ((1, 1), (2, 2), (0, 3)):
-        expected[(0, 0, *place)] = False
+    for pixel in ((1, 1), (2, 2), (0, 3)):
+        expected[(0, 0, *pixel)] = False
     assert torch.equal(consistent(forward, backward), expected)

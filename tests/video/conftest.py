@@ -22,8 +22,8 @@ def _pictures(count, size, seed=0):
     rng = np.random.default_rng(seed)
     height, width = size
     blocks = rng.integers(0, 256, (height // 8 + 1, (width + 2 * count) // 8 + 1, 3), dtype=np.uint8)
-    whole = blocks.repeat(8, 0).repeat(8, 1)
-    return np.stack([whole[:height, 2 * n : 2 * n + width] for n in range(count)])
+    canvas = blocks.repeat(8, 0).repeat(8, 1)
+    return np.stack([canvas[:height, 2 * n : 2 * n + width] for n in range(count)])
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +78,8 @@ def seen():
 
     def read(path):
         with av.open(str(path)) as file:
-            found = [(f.to_ndarray(format="rgb24"), f.pts * f.time_base) for f in file.decode(video=0)]
-        return np.stack([image for image, _ in found]), [time for _, time in found]
+            decoded = [(f.to_ndarray(format="rgb24"), f.pts * f.time_base) for f in file.decode(video=0)]
+        return np.stack([image for image, _ in decoded]), [time for _, time in decoded]
 
     return read
 

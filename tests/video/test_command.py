@@ -30,12 +30,12 @@ def test_a_video_with_sound(type_in, film, pictures, seen, heard, segmenter):
     text = type_in("drive.mov", "-o", "out.mp4", "--overlay")
     assert text.splitlines()[0].split() == ["class", "pixels", "confidence", "frames"]
     assert "Wrote out.mp4 (8 frames)." in text
-    made, when = seen("out.mp4")
-    assert when == [Fraction(n, 25) for n in times]
-    assert made.shape == (8, 34, 48, 3)
+    decoded, times_read = seen("out.mp4")
+    assert times_read == [Fraction(n, 25) for n in times]
+    assert decoded.shape == (8, 34, 48, 3)
     assert heard("out.mp4") == heard("drive.mov")
     expected = np.asarray(segmenter(frames[2]).overlay()).astype(int)
-    assert abs(made[2, :33, :47] - expected).mean() < 12  # encoded, and colour at half the size
+    assert abs(decoded[2, :33, :47] - expected).mean() < 12  # encoded, and colour at half the size
 
 
 def test_where_results_go(type_in, film):
@@ -89,10 +89,10 @@ def test_label_maps(type_in, film, pictures, segmenter):
     [entry] = json.loads(Path("found.json").read_text())["videos"]
     assert (entry["video"], entry["frames"], entry["complete"]) == ("drive.mov", 3, True)
     labels = np.stack([segmenter(frame).labels for frame in frames])
-    for one in entry["found"]:
-        share = (labels == ANIMALS.names.index(one["class"])).mean()
-        assert one["share"] == pytest.approx(share, abs=1e-5)
-        assert one["frames"] == (labels == ANIMALS.names.index(one["class"])).any((1, 2)).sum()
+    for item in entry["found"]:
+        share = (labels == ANIMALS.names.index(item["class"])).mean()
+        assert item["share"] == pytest.approx(share, abs=1e-5)
+        assert item["frames"] == (labels == ANIMALS.names.index(item["class"])).any((1, 2)).sum()
 
 
 def test_a_second_run(type_in, film, pictures, seen):
@@ -110,6 +110,9 @@ def test_a_second_run(type_in, film, pictures, seen):
     before = Path("drive.mov").read_bytes()
     assert "is the video itself" in type_in("drive.mov", "-o", "drive.mov", "--overwrite", code=1)
     assert Path("drive.mov").read_bytes() == before
+    Path("drive.mov").rename("drive.part.mov")
+    assert "drive.part.mov is the video itself" in type_in("drive.part.mov", "-o", "drive.mov", "--overwrite", code=1)
+    assert Path("drive.part.mov").read_bytes() == before
 
 
 def test_a_folder_of_frames(type_in, pictures, seen):
@@ -139,9 +142,9 @@ def test_short_and_damaged_videos(type_in, film, pictures, seen):
     assert re.search(r"cut.mov says it has 40 frames, but \d+ were found: it may be cut off\.", text)
     broken = film("broken.mov", pictures(6, (32, 48)))
     with av.open(str(broken)) as file:
-        places = [packet.pos for packet in file.demux(video=0) if packet.size]
+        offsets = [packet.pos for packet in file.demux(video=0) if packet.size]
     content = bytearray(broken.read_bytes())
-    content[places[2] : places[2] + 40] = bytes(40)
+    content[offsets[2] : offsets[2] + 40] = bytes(40)
     broken.write_bytes(content)
     text = type_in("broken.mov", "-o", "broken.mp4")
     assert "1 frame could not be read and was left out." in text
@@ -232,10 +235,10 @@ def test_a_full_disk_ends_the_file_where_it_is(segmenter, film, pictures, seen, 
         write(self, image, when)
 
     monkeypatch.setattr(Writer, "write", fails)
-    made = record(segmenter, path, tmp_path / "out.mp4")
-    assert (made.frames, made.failed) == (4, "[Errno 28] No space left on device")
-    assert made.path == tmp_path / "out.part.mp4"
-    assert len(seen(made.path)[0]) == 4
+    report = record(segmenter, path, tmp_path / "out.mp4")
+    assert (report.frames, report.failed) == (4, "[Errno 28] No space left on device")
+    assert report.path == tmp_path / "out.part.mp4"
+    assert len(seen(report.path)[0]) == 4
 
 
 def test_ctrl_c_as_a_user_presses_it(tmp_path, film, pictures, seen, heard, model_folder):

@@ -19,10 +19,10 @@ av = pytest.importorskip("av")
 def test_frames_and_times_are_exact(film, pictures):
     frames, times = pictures(6, (32, 48)), [0, 3, 4, 9, 10, 40]
     source = open_source(film("a.mov", frames, times, Fraction(1, 90)))
-    found = list(source.frames())
-    np.testing.assert_array_equal(np.stack([one.image for one in found]), frames)
-    assert [one.time for one in found] == [Fraction(n, 90) for n in times]
-    assert [one.name for one in found] == [f"{n:06}" for n in range(6)]
+    decoded = list(source.frames())
+    np.testing.assert_array_equal(np.stack([frame.image for frame in decoded]), frames)
+    assert [frame.time for frame in decoded] == [Fraction(n, 90) for n in times]
+    assert [frame.name for frame in decoded] == [f"{n:06}" for n in range(6)]
     assert (source.length, source.skipped, source.sound) == (6, 0, None)
 
 
@@ -34,9 +34,9 @@ def test_sound_is_noticed(film):
 def turned(path, matrix):
     """The same file with another display matrix: a, b, c, d of 16.16 numbers in its track header."""
     content = bytearray(path.read_bytes())
-    place = content.index(b"tkhd") + 4 + 4 + 20 + 8 + 8
+    offset = content.index(b"tkhd") + 4 + 4 + 20 + 8 + 8
     a, b, c, d = matrix
-    content[place : place + 36] = struct.pack(">9i", a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
+    content[offset : offset + 36] = struct.pack(">9i", a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
     path.write_bytes(content)
     return path
 
@@ -56,16 +56,16 @@ def turned(path, matrix):
 )
 def test_phones_videos_stand_upright(film, pictures, matrix, expected):
     frames = pictures(2, (32, 48))
-    found = list(open_source(turned(film("a.mov", frames), matrix)).frames())
-    assert len(found) == 2
-    np.testing.assert_array_equal(found[1].image, expected(frames[1]))
+    decoded = list(open_source(turned(film("a.mov", frames), matrix)).frames())
+    assert len(decoded) == 2
+    np.testing.assert_array_equal(decoded[1].image, expected(frames[1]))
 
 
 def test_upright_by_hand():
     image = np.arange(6, dtype=np.uint8).reshape(2, 3, 1).repeat(3, 2)
-    made, swapped = upright(image, (0, 1 << 16, -(1 << 16), 0))
+    result, swapped = upright(image, (0, 1 << 16, -(1 << 16), 0))
     assert swapped
-    np.testing.assert_array_equal(made[..., 0], [[3, 0], [4, 1], [5, 2]])
+    np.testing.assert_array_equal(result[..., 0], [[3, 0], [4, 1], [5, 2]])
     assert upright(image, None)[0] is image
 
 
@@ -73,16 +73,16 @@ def test_corrupt_frames_are_left_out_and_counted(film, pictures):
     frames = pictures(6, (32, 48))
     path = film("a.mov", frames)
     with av.open(str(path)) as file:
-        places = [packet.pos for packet in file.demux(video=0) if packet.size]
+        offsets = [packet.pos for packet in file.demux(video=0) if packet.size]
     content = bytearray(path.read_bytes())
     for number in (2, 3):
-        content[places[number] : places[number] + 40] = bytes(40)
+        content[offsets[number] : offsets[number] + 40] = bytes(40)
     path.write_bytes(content)
     source = open_source(path)
-    found = list(source.frames())
+    decoded = list(source.frames())
     assert source.skipped == 2
-    assert [one.time for one in found] == [Fraction(n, 25) for n in (0, 1, 4, 5)]
-    np.testing.assert_array_equal(np.stack([one.image for one in found]), frames[[0, 1, 4, 5]])
+    assert [frame.time for frame in decoded] == [Fraction(n, 25) for n in (0, 1, 4, 5)]
+    np.testing.assert_array_equal(np.stack([frame.image for frame in decoded]), frames[[0, 1, 4, 5]])
 
 
 @pytest.mark.parametrize("name, options", [("a.mkv", None), ("a.mov", {"movflags": "faststart"})])
@@ -91,9 +91,9 @@ def test_a_file_that_breaks_off_gives_what_it_has(film, name, options):
     path = film(name, noise, codec="libx264", options=options)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
     source = open_source(path)
-    found = list(source.frames())
-    assert 5 < len(found) < 40
-    assert [one.time for one in found[:3]] == [0, Fraction(1, 25), Fraction(2, 25)]
+    decoded = list(source.frames())
+    assert 5 < len(decoded) < 40
+    assert [frame.time for frame in decoded[:3]] == [0, Fraction(1, 25), Fraction(2, 25)]
 
 
 def test_frames_of_another_size_get_the_first_ones(tmp_path):
@@ -102,13 +102,13 @@ def test_frames_of_another_size_get_the_first_ones(tmp_path):
     (tmp_path / "frame3.png").write_bytes(b"no image")
     (tmp_path / "notes.txt").write_text("hello")
     source = open_source(tmp_path, fps=10)
-    found = list(source.frames())
+    decoded = list(source.frames())
     assert source.length == 4
     assert source.skipped == 1
-    assert [one.name for one in found] == ["frame1", "frame2", "frame10"]  # by number
-    assert [one.time for one in found] == [0, Fraction(1, 10), Fraction(3, 10)]  # the broken one leaves its gap
-    assert {one.image.shape for one in found} == {(20, 30, 3)}
-    assert found[2].image[0, 0, 0] == 200
+    assert [frame.name for frame in decoded] == ["frame1", "frame2", "frame10"]  # by number
+    assert [frame.time for frame in decoded] == [0, Fraction(1, 10), Fraction(3, 10)]  # the broken one leaves its gap
+    assert {frame.image.shape for frame in decoded} == {(20, 30, 3)}
+    assert decoded[2].image[0, 0, 0] == 200
 
 
 class Listed(FrameSource):
@@ -125,12 +125,12 @@ class Listed(FrameSource):
 
 
 def test_times_always_rise():
-    found = [
-        one.time for one in Listed(None, None, Fraction(1), Fraction(1), Fraction(1, 2), None, Fraction(3)).frames()
+    times = [
+        frame.time for frame in Listed(None, None, Fraction(1), Fraction(1), Fraction(1, 2), None, Fraction(3)).frames()
     ]
     tick = Fraction(1, 90000)
     after = 1 + 2 * tick + Fraction(1, 25)
-    assert found == [0, Fraction(1, 25), 1, 1 + tick, 1 + 2 * tick, after, 3]
+    assert times == [0, Fraction(1, 25), 1, 1 + tick, 1 + 2 * tick, after, 3]
 
 
 def test_what_is_no_video_is_told_in_one_sentence(tmp_path, film):
@@ -162,10 +162,10 @@ def test_what_is_no_video_is_told_in_one_sentence(tmp_path, film):
 def test_a_file_whose_frames_are_all_broken(film):
     path = film("a.mov")
     with av.open(str(path)) as file:
-        places = [packet.pos for packet in file.demux(video=0) if packet.size]
+        offsets = [packet.pos for packet in file.demux(video=0) if packet.size]
     content = bytearray(path.read_bytes())
-    for place in places:
-        content[place : place + 40] = bytes(40)
+    for offset in offsets:
+        content[offset : offset + 40] = bytes(40)
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"gave no frame \(6 could not be read\)"):
         list(open_source(path).frames())
@@ -199,11 +199,11 @@ def test_a_camera(monkeypatch):
 
     monkeypatch.setattr(cv2, "VideoCapture", Capture)
     source = open_source("camera:7")
-    found = list(source.frames())
-    assert (len(found), source.rate, source.length, source.stem) == (3, 15, None, "camera7")
+    decoded = list(source.frames())
+    assert (len(decoded), source.rate, source.length, source.stem) == (3, 15, None, "camera7")
     assert source.key() == source.key() != open_source("camera:7").key()  # what it showed does not come again
-    assert found[0].image[0, 0].tolist() == [0, 0, 255]
-    assert found[0].time == 0
+    assert decoded[0].image[0, 0].tolist() == [0, 0, 255]
+    assert decoded[0].time == 0
     assert released
     with pytest.raises(ValueError, match="camera:0 does not answer: connect a camera"):
         open_source("camera:0")

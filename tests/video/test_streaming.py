@@ -51,21 +51,21 @@ def clip_model(model_folder):
 
 def test_models_of_single_frames_see_each(segmenter, pictures):
     frames = pictures(7, (33, 47))
-    found = list(segment_video(segmenter, Given(frames)))
-    assert [one.time for one in found] == [n / 25 for n in range(7)]
-    for (_, frame, made), image in zip(found, frames, strict=True):
+    results = list(segment_video(segmenter, Given(frames)))
+    assert [item.time for item in results] == [n / 25 for n in range(7)]
+    for (_, frame, result), image in zip(results, frames, strict=True):
         np.testing.assert_array_equal(frame.image, image)
-        np.testing.assert_array_equal(made.labels, segmenter(image).labels)
-        assert made.image is frame.image
+        np.testing.assert_array_equal(result.labels, segmenter(image).labels)
+        assert result.image is frame.image
 
 
 def test_a_video_file(segmenter, film, pictures):
     frames = pictures(4, (32, 48))
     stream = segment_video(segmenter, film("a.mov", frames, [0, 5, 6, 9]))
     assert stream.length == 4
-    found = list(stream)
-    assert [one.frame.time for one in found] == [Fraction(n, 25) for n in (0, 5, 6, 9)]
-    np.testing.assert_array_equal(found[3].result.labels, segmenter(frames[3]).labels)
+    results = list(stream)
+    assert [item.frame.time for item in results] == [Fraction(n, 25) for n in (0, 5, 6, 9)]
+    np.testing.assert_array_equal(results[3].result.labels, segmenter(frames[3]).labels)
     assert {"reading", "network"} <= set(stream.seconds)
     assert stream.consistency is None
 
@@ -115,8 +115,8 @@ def test_consistency(segmenter, pictures):
     assert stream.consistency == 1.0
     cuts = np.random.default_rng(0).integers(0, 256, (4, 48, 64, 3), dtype=np.uint8)
     stream = segment_video(segmenter, Given(cuts), consistency=True, flow=lambda a, b: np.zeros((*a.shape[:2], 2)))
-    found = [one.result.labels for one in stream]
-    agreeing = np.mean([(a == b).mean() for a, b in itertools.pairwise(found)])
+    labels = [item.result.labels for item in stream]
+    agreeing = np.mean([(a == b).mean() for a, b in itertools.pairwise(labels)])
     assert agreeing < 1
     assert stream.consistency == pytest.approx(agreeing)
     with pytest.raises(ValueError, match="choose a flow"):
@@ -142,8 +142,8 @@ def whole_clip(model, frames, linked):
     flow = estimate(frames) if linked and len(frames) > 1 else None
     clip = torch.from_numpy(np.ascontiguousarray(frames.transpose(3, 0, 1, 2)))[None]
     with torch.inference_mode():
-        found = model(clip, flow)[0].exp()
-    return found.argmax(0).numpy(), found.numpy()
+        probabilities = model(clip, flow)[0].exp()
+    return probabilities.argmax(0).numpy(), probabilities.numpy()
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 13])
@@ -151,12 +151,12 @@ def whole_clip(model, frames, linked):
 def test_windows_give_what_the_whole_clip_would(clip_model, pictures, count, linked):
     frames = pictures(count, (33, 47))
     stream = segment_video(Segmenter([clip_model], device="cpu"), Given(frames), flow="dis" if linked else None)
-    found = list(stream)
-    assert [one.frame.name for one in found] == [f"{n:06}" for n in range(count)]
+    results = list(stream)
+    assert [item.frame.name for item in results] == [f"{n:06}" for n in range(count)]
     labels, probabilities = whole_clip(clip_model, frames, linked)
-    np.testing.assert_array_equal(np.stack([one.result.labels for one in found]), labels)
-    made = np.stack([one.result.confidence for one in found])
-    np.testing.assert_allclose(made, probabilities.max(0), atol=2e-3)  # kept as float16
+    np.testing.assert_array_equal(np.stack([item.result.labels for item in results]), labels)
+    confidence = np.stack([item.result.confidence for item in results])
+    np.testing.assert_allclose(confidence, probabilities.max(0), atol=2e-3)  # kept as float16
     assert (stream.consistency is None) == (not linked or count == 1)
 
 
@@ -175,13 +175,13 @@ def test_reach_in_time(clip_model, segmenter):
 def test_flips_scales_and_several_models_are_averaged(clip_model, segmenter, pictures):
     frames = pictures(6, (32, 48))
     both = Segmenter([clip_model, segmenter.model], device="cpu", flip=True)
-    found = list(segment_video(both, Given(frames), flow=None))
+    results = list(segment_video(both, Given(frames), flow=None))
     mirrored = frames[:, :, ::-1]
     clips = (whole_clip(clip_model, frames, False)[1] + whole_clip(clip_model, mirrored, False)[1][..., ::-1]) / 2
-    for number, one in enumerate(found):
+    for number, item in enumerate(results):
         single = Segmenter([segmenter.model], device="cpu", flip=True)(frames[number]).probabilities
         expected = (clips[:, number] + single) / 2
-        np.testing.assert_allclose(one.result.confidence, expected.max(0), atol=2e-3)
+        np.testing.assert_allclose(item.result.confidence, expected.max(0), atol=2e-3)
     scaled = Segmenter([clip_model], device="cpu", scales=(0.5, 1.0), size=64)
     assert len(list(segment_video(scaled, Given(pictures(3, (48, 96)))))) == 3
 

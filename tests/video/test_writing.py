@@ -51,18 +51,18 @@ def test_odd_sizes_get_a_copy_of_their_edge(tmp_path, seen, size):
     frames = np.full((3, *size, 3), (200, 100, 50), np.uint8)
     frames[:, : size[0] // 2] = (30, 60, 90)
     write(tmp_path / "a.mp4", frames, [Fraction(n, 25) for n in range(3)])
-    made = seen(tmp_path / "a.mp4")[0]
+    decoded = seen(tmp_path / "a.mp4")[0]
     height, width = (n + n % 2 for n in size)
-    assert made.shape == (3, height, width, 3)
-    assert abs(made[0, -1, -1].astype(int) - (200, 100, 50)).max() <= 12
+    assert decoded.shape == (3, height, width, 3)
+    assert abs(decoded[0, -1, -1].astype(int) - (200, 100, 50)).max() <= 12
 
 
 def test_colours_are_those_given(tmp_path, seen):
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (128, 64, 128), (255, 255, 255), (0, 0, 0)]
     frames = np.stack([np.full((32, 32, 3), colour, np.uint8) for colour in colours])
     write(tmp_path / "a.mp4", frames, [Fraction(n, 25) for n in range(6)])
-    made = seen(tmp_path / "a.mp4")[0][:, 16, 16].astype(int)
-    assert abs(made - colours).max() <= 6
+    decoded = seen(tmp_path / "a.mp4")[0][:, 16, 16].astype(int)
+    assert abs(decoded - colours).max() <= 6
     with av.open(str(tmp_path / "a.mp4")) as file:
         assert file.streams.video[0].codec_context.colorspace == 1  # BT.709, so that players do not guess
 
@@ -89,21 +89,21 @@ def test_sound_is_copied_packet_by_packet(tmp_path, film, pictures, heard, name)
     frames = pictures(25, (32, 48))
     source = film(name, frames, codec="libx264", sound=1.0)
     writer = write(tmp_path / "out.mp4", frames, [Fraction(n, 25) for n in range(25)], sound=source)
-    given, made = heard(source), heard(tmp_path / "out.mp4")
+    given, copied = heard(source), heard(tmp_path / "out.mp4")
     assert writer.silent == ""
-    assert [content for _, content in made] == [content for _, content in given]
+    assert [content for _, content in copied] == [content for _, content in given]
     slack = Fraction(1, 1000) if name == "in.mkv" else 0  # Matroska counts milliseconds
-    assert all(abs(a - b) <= slack for (a, _), (b, _) in zip(made, given, strict=True))
+    assert all(abs(a - b) <= slack for (a, _), (b, _) in zip(copied, given, strict=True))
 
 
 def test_broadcast_sound_loses_its_headers_only(tmp_path, film, pictures, heard):
     frames = pictures(25, (32, 48))
     source = film("in.m2ts", frames, codec="libx264", sound=1.0)
     writer = write(tmp_path / "out.mp4", frames, [Fraction(n, 25) for n in range(25)], sound=source)
-    given, made = heard(source), heard(tmp_path / "out.mp4")
+    given, copied = heard(source), heard(tmp_path / "out.mp4")
     assert writer.silent == ""
-    assert [content for _, content in made] == [content[7:] for _, content in given]  # ADTS has seven bytes
-    assert all(abs(a - b) < Fraction(1, 48000) for (a, _), (b, _) in zip(made, given, strict=True))
+    assert [content for _, content in copied] == [content[7:] for _, content in given]  # ADTS has seven bytes
+    assert all(abs(a - b) < Fraction(1, 48000) for (a, _), (b, _) in zip(copied, given, strict=True))
     with av.open(str(tmp_path / "out.mp4")) as file:
         assert sum(frame.samples for frame in file.decode(audio=0)) >= 46 * 1024
 
@@ -113,8 +113,8 @@ def test_sound_that_begins_late_stays_late(tmp_path, film, pictures, heard, seen
     source = film("in.mp4", frames, codec="libx264", sound=0.5, late=24011)
     times = [Fraction(n + 3, 25) for n in range(25)]
     write(tmp_path / "out.mp4", frames, times, time_base=Fraction(1, 25), sound=source)
-    given, made = heard(source), heard(tmp_path / "out.mp4")
-    assert [time for time, _ in made] == [time for time, _ in given]
+    given, copied = heard(source), heard(tmp_path / "out.mp4")
+    assert [time for time, _ in copied] == [time for time, _ in given]
     assert seen(tmp_path / "out.mp4")[1] == times
 
 

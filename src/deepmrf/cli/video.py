@@ -93,9 +93,9 @@ def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[
     if len(videos) > 1 and out.suffix.lower() in VIDEO_SUFFIXES:
         raise ValueError(f"{out} is one video, but {len(videos)} were given: give a folder for them with --out.")
     if options.labels is not None and videos:
-        from deepmrf.video.earlier import check_folder
+        from deepmrf.video.earlier import check_labels_folder
 
-        check_folder(options.labels, Path(videos[0]))
+        check_labels_folder(options.labels, Path(videos[0]))
     stems = [Path(text).stem.casefold() for text in videos]
     for number, stem in enumerate(stems):
         if stem in stems[:number]:

@@ -1,7 +1,7 @@
 """Decide what an earlier recording has done, and which files may be replaced.
 
 A video is recorded as NAME.part.mp4, which becomes NAME.mp4 when it is finished: a file with the final name was never
-interrupted. Its comment, and the text in its label maps, says what made it:
+interrupted. Its comment, and the text in its label maps, identifies what wrote it:
 
     deepmrf MODEL FLOW SOURCE NAME [max_frames=N]      # MODEL and SOURCE are hashes, NAME is the source's file name
 """
@@ -58,24 +58,24 @@ def is_recording(path: Path) -> bool:
 
 def check_out(path: Path, source: FrameSource) -> None:
     """Raise a ValueError where a video cannot be written to `path`."""
-    if path.exists() and Path(source.name).exists() and path.samefile(source.name):
-        raise ValueError(f"{path} is the video itself, which the result would replace: choose another file.")
+    for target in (path, part_of(path)):
+        if target.exists() and Path(source.name).exists() and target.samefile(source.name):
+            raise ValueError(f"{target} is the video itself, which the result would replace: choose another file.")
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give a video file, such as out.mp4.")
 
 
 def done_before(path: Path, labels: Path | None, note: str, max_frames: int | None, consistency: bool) -> Done:
-    """What earlier recordings have finished; raises ExistingFileError if `path` is another file."""
-    if has_content(part := part_of(path)):
-        _read_earlier(part, note)
-    if not has_content(path):
-        return "nothing"
-    earlier = _read_earlier(path, note)
-    if not earlier.complete and (max_frames is None or earlier.frames < max_frames):
-        return "nothing"
-    frames = earlier.frames if max_frames is None else min(earlier.frames, max_frames)
-    has_labels = labels is None or sum(is_label_map(file, note) for file in labels.glob("*.png")) >= frames
-    return "all" if has_labels and not consistency else "overlay"
+    """What earlier recordings have finished; raises ExistingFileError if another file would be replaced."""
+    if has_content(path):
+        earlier = _read_earlier(path, note)
+        if earlier.complete or (max_frames is not None and earlier.frames >= max_frames):
+            frames = earlier.frames if max_frames is None else min(earlier.frames, max_frames)
+            has_labels = labels is None or sum(is_label_map(file, note) for file in labels.glob("*.png")) >= frames
+            return "all" if has_labels and not consistency else "overlay"
+    if has_content(part_of(path)):
+        _read_earlier(part_of(path), note)
+    return "nothing"
 
 
 @dataclass(frozen=True)
@@ -130,17 +130,17 @@ def _is_other(path: Path) -> ExistingFileError:
     )
 
 
-def check_folder(labels: Path, frames: Path) -> None:
+def check_labels_folder(labels: Path, frames: Path) -> None:
     """Raise a ValueError if label maps would go to the folder of their frames, whose names they have."""
     if labels.is_dir() and frames.is_dir() and labels.samefile(frames):
         raise ValueError(f"{labels} is the folder of the frames, which label maps would replace: choose another one.")
 
 
-def check_labels(folder: Path, source: FrameSource, max_frames: int | None, note: str | None) -> None:
+def check_label_maps(folder: Path, source: FrameSource, max_frames: int | None, note: str | None) -> None:
     """Raise an error if label maps would replace frames or, with a note, files without this note."""
     frames: list[Path] = []
     if isinstance(source, FrameFolder):
-        check_folder(folder, Path(source.name))
+        check_labels_folder(folder, Path(source.name))
         frames = source.paths
     stems, real_paths = {path.stem for path in frames}, {os.path.realpath(path) for path in frames}
     for path in sorted(folder.glob("*.png")):

@@ -29,7 +29,7 @@ from deepmrf.video.clock import Clock
 from deepmrf.video.earlier import (
     Done,
     check_label_map,
-    check_labels,
+    check_label_maps,
     check_out,
     comment_of,
     done_before,
@@ -130,14 +130,19 @@ def record(
         if report.done_before == "all":
             return report
     if folder is not None:
-        check_labels(folder, stream.source, max_frames, None if overwrite else note)
-    sink = _Sink(report, stream, note, overwrite)
+        check_label_maps(folder, stream.source, max_frames, None if overwrite else note)
+    _write_all(stream, _Sink(report, stream, note, overwrite), progress or no_progress)
+    return report
+
+
+def _write_all(stream: Stream, sink: _Sink, progress: Progress) -> None:
+    """Write the frames of the stream in a thread, and complete the report."""
+    report = sink.report
     behind = Behind(sink.write, FRAMES_WAITING_TO_BE_WRITTEN)
-    tell = progress or no_progress
     try:
         for frame_result in stream:
             behind.put(frame_result)
-            tell(report.frames, stream.length)
+            progress(report.frames, stream.length)
     except KeyboardInterrupt:
         report.interrupted = True
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
@@ -147,7 +152,6 @@ def record(
     finally:
         with _ignoring_ctrl_c():
             _finish(stream, behind, sink)
-    return report
 
 
 def _finish(stream: Stream, behind: Behind[FrameResult], sink: _Sink) -> None:
