@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.ops.jobs import EXACT, compiled
+from deepmrf.ops.lattice.cpu_rows import FETCH_AHEAD, fetch_numbers
 
 Array = NDArray[Any]
 
@@ -27,13 +28,23 @@ POINTS_AT_ONCE = 128
 """Points lifted together, in vectors: what they need stays in the first cache."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SMALLEST_BITS = 12
+_BITS_NEAR = 15
+"""Tables of more bits do not stay in the second cache."""
+_MAX_SIDES_IN_ORDER = 15
+"""Ranks of so many axes are the digits of one 64-bit number."""
+
+
+@partial(compiled, fastmath=EXACT)
+def _home(key: Any, bits: int) -> Any:
+    """The slot where a key belongs."""
+    return np.int64((np.uint64(key) * _MIX) >> np.uint64(64 - bits))
 
 
 @partial(compiled, fastmath=EXACT)
 def _slot(table: Array, key: Any, bits: int) -> Any:
     """The slot that holds the key, or the empty one where it belongs."""
     mask = (np.int64(1) << bits) - 1
-    slot = np.int64((np.uint64(key) * _MIX) >> np.uint64(64 - bits))
+    slot = _home(key, bits)
     while table[2 * slot + 1] != 0 and table[2 * slot] != key:
         slot = (slot + 1) & mask
     return slot
@@ -97,48 +108,61 @@ def find_vertices(
     Returns the table, its bits, the keys in order of first touch, and how many there are.
     """
     axes = features.shape[0]
-    inverse = np.float32(1) / np.float32(axes + 1)
+    sides = axes + 1
+    inverse = np.float32(1) / np.float32(sides)
     bits = _SMALLEST_BITS
     table, keys, count = np.zeros(2 << bits, np.int64), np.empty(1 << bits, np.int64), 0
-    lifted = np.empty((axes + 1, POINTS_AT_ONCE), np.float32)
-    origin = np.empty((axes + 1, POINTS_AT_ONCE), np.float32)
-    rank = np.empty((axes + 2, POINTS_AT_ONCE), np.int32)
-    offset = np.empty(axes + 1, np.float32)
-    step = np.empty(axes + 1, np.int64)
-    last_key, last_vertex = np.zeros(axes + 1, np.int64), np.full(axes + 1, -1, np.int64)
+    lifted = np.empty((sides, POINTS_AT_ONCE), np.float32)
+    origin = np.empty((sides, POINTS_AT_ONCE), np.float32)
+    rank = np.empty((sides + 1, POINTS_AT_ONCE), np.int32)
+    offset, step = np.empty(sides, np.float32), np.empty(sides, np.int64)
+    origin_key, order = np.empty(POINTS_AT_ONCE, np.int64), np.empty(POINTS_AT_ONCE, np.int64)
+    corner_key = np.empty(POINTS_AT_ONCE * sides, np.int64)
     every_axis = multipliers.sum()
     for first in range(start, stop, POINTS_AT_ONCE):
         size = min(POINTS_AT_ONCE, stop - first)
         _lift(features, first, size, scales, lifted, origin, rank)
+        origin_key[:] = 0
+        order[:] = 0
+        for i in range(sides):
+            for p in range(size):
+                origin_key[p] += np.int64(origin[i, p]) * multipliers[i]
+                order[p] = order[p] * sides + rank[i, p]
+                lifted[i, p] = (lifted[i, p] - origin[i, p]) * inverse
         for p in range(size):
-            key = np.int64(0)
-            for i in range(axes + 1):
-                key += np.int64(origin[i, p]) * multipliers[i]
-                offset[rank[i, p]] = (lifted[i, p] - origin[i, p]) * inverse
-                step[rank[i, p]] = every_axis - (axes + 1) * multipliers[i]
-            for r in range(axes + 1):
-                if r == 0:
-                    weight[first + p, r] = offset[axes] + (np.float32(1) - offset[0])
-                else:
-                    weight[first + p, r] = offset[axes - r] - offset[axes + 1 - r]
-                    key += step[axes + 1 - r]
-                if last_key[r] != key or last_vertex[r] < 0:
-                    slot = _slot(table, key, bits)
-                    if table[2 * slot + 1] == 0:
-                        if 2 * (count + 1) > 1 << bits:
-                            bits += 2
-                            more = np.empty(1 << bits, np.int64)
-                            more[:count] = keys[:count]
-                            keys = more
-                            table = _grown(keys, count, bits)
-                            slot = _slot(table, key, bits)
-                        keys[count] = key
-                        count += 1
-                        table[2 * slot] = key
-                        table[2 * slot + 1] = count
-                    last_key[r] = key
-                    last_vertex[r] = table[2 * slot + 1] - 1
-                vertex[first + p, r] = last_vertex[r]
+            for i in range(sides):
+                offset[rank[i, p]] = lifted[i, p]
+                step[rank[i, p]] = every_axis - sides * multipliers[i]
+            key = origin_key[p]
+            weight[first + p, 0] = offset[axes] + (np.float32(1) - offset[0])
+            corner_key[p * sides] = key
+            for r in range(1, sides):
+                weight[first + p, r] = offset[axes - r] - offset[sides - r]
+                key += step[sides - r]
+                corner_key[p * sides + r] = key
+            if bits > _BITS_NEAR:
+                for r in range(sides):
+                    fetch_numbers(table, 2 * _home(corner_key[p * sides + r], bits), 1)
+        for p in range(size):
+            if p and sides <= _MAX_SIDES_IN_ORDER and origin_key[p] == origin_key[p - 1] and order[p] == order[p - 1]:
+                for r in range(sides):
+                    vertex[first + p, r] = vertex[first + p - 1, r]
+                continue
+            if 2 * (count + sides) > 1 << bits:
+                bits += 2
+                more = np.empty(1 << bits, np.int64)
+                more[:count] = keys[:count]
+                keys = more
+                table = _grown(keys, count, bits)
+            for r in range(sides):
+                key = corner_key[p * sides + r]
+                slot = _slot(table, key, bits)
+                if table[2 * slot + 1] == 0:
+                    keys[count] = key
+                    count += 1
+                    table[2 * slot] = key
+                    table[2 * slot + 1] = count
+                vertex[first + p, r] = table[2 * slot + 1] - 1
     return table, bits, keys, count
 
 
@@ -180,6 +204,8 @@ def find_runs(table: Array, bits: int, keys: Array, count: int, step: int) -> Ar
     after, linked = np.empty(count, np.int32), np.zeros(count, np.uint8)
     entries = 0
     for m in range(count):
+        if bits > _BITS_NEAR and m + FETCH_AHEAD < count:
+            fetch_numbers(table, 2 * _home(keys[m + FETCH_AHEAD] + step, bits), 1)
         after[m] = table[2 * _slot(table, keys[m] + step, bits) + 1] - 1
         if after[m] >= 0:
             linked[after[m]] = 1

@@ -128,8 +128,9 @@ def scores_of(unary: Array, start: int, stop: int, width: int, scores: Array) ->
 
 @compiled
 def join(
-    vertex: Array, weight: Array, before: Array, after: Array, factor: float, start: int, stop: int, shared: int,
-    base: int, column: int, joined: Array, take: Array, give: Array, private: Array, home: Array, used: int,
+    vertex: Array, weight: Array, before: Array, after: Array, factor: float, before_factor: float, start: int,
+    stop: int, shared: int, base: int, column: int, joined: Array, take: Array, give: Array, private: Array,
+    home: Array, used: int,
 ) -> int:  # fmt: skip
     """Write one lattice's vertices and weights for the pixels start .. stop - 1 into columns of the joined tables.
 
@@ -149,7 +150,7 @@ def join(
             else:
                 joined[n, column + r] = base + m
             take[n, column + r] = weight[n, r] * after[n] * factor
-            give[n, column + r] = weight[n, r] * before[n]
+            give[n, column + r] = weight[n, r] * before[n] * before_factor
     return count
 
 

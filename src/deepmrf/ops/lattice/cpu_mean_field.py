@@ -47,6 +47,12 @@ def _of_image(per_pixel: Tensor | None, image: int, points: int) -> Any:
     return per_pixel[image if len(per_pixel) > 1 else 0].float().contiguous().numpy()
 
 
+def _factor(term: PairwiseTerm) -> float:
+    """What all sums of a term are multiplied by, before a matrix mixes the labels."""
+    sign = -term.compatibility.item() if term.compatibility.dim() == 0 else 1.0
+    return sign / (1 + 2.0**-term.lattice.axes)
+
+
 class _Inference:
     """Everything that the iterations of one image need."""
 
@@ -60,7 +66,9 @@ class _Inference:
         self.lattices: list[tuple[int, int, Any, Any, Any, int]] = []
         self.vertex = np.empty((points, self.corners), np.int32)
         self.take = np.empty((points, self.corners), np.float32)
-        self.give = np.empty((points, self.corners), np.float32)
+        # Where both weights are the same up to a positive factor, they share a table: less to read.
+        self.symmetric = all(t.before is t.after and _factor(t) > 0 for t in terms)
+        self.give = self.take if self.symmetric else np.empty_like(self.take)
         homes: list[list[Any]] = [[] for _ in self.parts]
         base = column = 0
         for term in terms:
@@ -78,13 +86,12 @@ class _Inference:
         vertex, weight = lattice.vertex[index].numpy(), lattice.weight[index].numpy()
         runs, ends = lattice.links.numpy(), [(int(axis[index]), int(axis[index + 1])) for axis in lattice.run_ends]
         compatibility = term.compatibility.detach().float()
-        factor = 1 / (1 + 2.0**-lattice.axes)
         matrix = None
-        if compatibility.dim() == 0:
-            factor *= -compatibility.item()
-        else:
+        if compatibility.dim() > 0:
             full = torch.diag(compatibility) if compatibility.dim() == 1 else compatibility
             matrix = (-full).T.contiguous().numpy()
+        factor = _factor(term)
+        factors = (np.float32(factor**0.5),) * 2 if self.symmetric else (np.float32(factor), np.float32(1))
         before = _of_image(term.before, image, points)
         after = _of_image(term.after, image, points)
 
@@ -94,7 +101,7 @@ class _Inference:
             used = sum(len(h) for h in homes[part])
             home = np.empty(min(shared, (stop - start) * vertex.shape[1]), np.int32)
             count = self.kernels.join(
-                vertex, weight, before, after, np.float32(factor), start, stop, shared, base - first, column,
+                vertex, weight, before, after, *factors, start, stop, shared, base - first, column,
                 self.vertex, self.take, self.give, np.zeros(shared, np.int32), home, used,
             )  # fmt: skip
             homes[part].append(home[:count])

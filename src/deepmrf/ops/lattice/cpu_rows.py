@@ -4,7 +4,7 @@
     vertex  (N, D) int32,   flat: pixel n has its D vertices at n D .. n D + D - 1
     weight  (N, D) float32, flat: and their weights
 
-A row is worked on in vectors of LANES channels, up to MAX_VECTORS of them in registers at a time. numba leaves the
+A row is worked on in vectors, up to MAX_UNITS * LANES channels in registers at a time. numba leaves the
 choice of vector instructions to LLVM's optimiser, which finds few of them here, so they are spelt out; LLVM turns them
 into whatever the processor has.
 
@@ -23,18 +23,25 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 LANES = 8
-"""Channels in a vector."""
-MAX_VECTORS = 4
-"""Vectors of a row that are in registers at a time."""
+"""Rows are a multiple of this many channels."""
+WIDE_LANES = 16
+"""Channels in the vectors that most of a row is cut into; the last one may have LANES."""
+MAX_UNITS = 4
+"""How many times LANES channels of a row are in registers at a time."""
+UNROLLED_CORNERS = 3
 FETCH_AHEAD = 16
 """How many vertices before its turn a row is fetched from memory."""
 _SMALLEST_EXPONENT = -126.0
-_FIT = np.polynomial.Chebyshev.interpolate(np.exp2, 6, domain=[-0.5, 0.5])
+_FIT = np.polynomial.Chebyshev.interpolate(np.exp2, 5, domain=[-0.5, 0.5])
 POWER_OF_TWO = [float(c) for c in _FIT.convert(kind=np.polynomial.Polynomial).coef[::-1]]
 """Coefficients of 2^x on [-1/2, 1/2], highest first."""
 
 _word, _long, _real = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_vector = ir.VectorType(_real, LANES)
+
+
+def _lanes_of(units: int) -> list[int]:
+    """The vectors that so many times LANES channels are cut into."""
+    return [WIDE_LANES] * (units // 2) + [LANES] * (units % 2)
 
 
 class Rows:
@@ -46,29 +53,43 @@ class Rows:
     def data(self, array_type: Any, value: Any) -> Any:
         return self.context.make_array(array_type)(self.context, self.builder, value).data
 
-    def place(self, data: Any, index: Any, vector: int = 0) -> Any:
-        index = self.builder.add(index, _long(vector * LANES))
-        return self.builder.bitcast(self.builder.gep(data, [index]), _vector.as_pointer())
+    def places(self, data: Any, index: Any, units: int) -> list[Any]:
+        """Where the vectors of a row are that begins at an index."""
+        lanes = _lanes_of(units)
+        firsts = [self.builder.add(index, _long(sum(lanes[:k]))) for k in range(len(lanes))]
+        kinds = [ir.VectorType(_real, n).as_pointer() for n in lanes]
+        return [
+            self.builder.bitcast(self.builder.gep(data, [first]), kind)
+            for first, kind in zip(firsts, kinds, strict=True)
+        ]
 
-    def load(self, data: Any, index: Any, count: int) -> list[Any]:
-        """`count` vectors of a row that begins at an index."""
-        return [self.builder.load(self.place(data, index, k), align=4) for k in range(count)]
+    def load(self, data: Any, index: Any, units: int) -> list[Any]:
+        return [self.builder.load(place, align=4) for place in self.places(data, index, units)]
 
     def store(self, values: list[Any], data: Any, index: Any) -> None:
-        for k, value in enumerate(values):
-            self.builder.store(value, self.place(data, index, k), align=4)
+        units = sum(v.type.count for v in values) // LANES
+        for value, place in zip(values, self.places(data, index, units), strict=True):
+            self.builder.store(value, place, align=4)
+
+    def fetch(self, data: Any, index: Any, units: int) -> None:
+        """Have the vectors brought near from memory."""
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _word, _word, _word])
+        function = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        for place in self.places(data, index, units):
+            self.builder.call(function, [self.builder.bitcast(place, byte), _word(0), _word(3), _word(1)])
 
     def scalar(self, data: Any, index: Any) -> Any:
         return self.builder.load(self.builder.gep(data, [index]))
 
-    def spread(self, scalar: Any) -> Any:
+    def spread(self, scalar: Any, lanes: int) -> Any:
         """The same number in every lane."""
-        nothing = ir.Constant(_vector, ir.Undefined)
+        nothing = ir.Constant(ir.VectorType(_real, lanes), ir.Undefined)
         first = self.builder.insert_element(nothing, scalar, _word(0))
-        return self.builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_word, LANES), [0] * LANES))
+        return self.builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_word, lanes), [0] * lanes))
 
-    def constant(self, number: float) -> Any:
-        return ir.Constant(_vector, [number] * LANES)
+    def constant(self, number: float, like: Any) -> Any:
+        return ir.Constant(like.type, [number] * like.type.count)
 
     def variables(self, values: list[Any]) -> list[Any]:
         """Vectors that change in a loop."""
@@ -87,42 +108,52 @@ class Rows:
     def larger(self, a: Any, b: Any) -> Any:
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
-    def across(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """The lanes of a vector combined, in every lane."""
+    def reduced(self, vectors: list[Any], combine: Callable[[Any, Any], Any]) -> Any:
+        """The lanes of all vectors combined: a scalar."""
+        b, units = self.builder, []
+        for vector in vectors:
+            for first in range(0, vector.type.count, LANES):
+                mask = ir.Constant(ir.VectorType(_word, LANES), list(range(first, first + LANES)))
+                units.append(b.shuffle_vector(vector, vector, mask))
+        total = units[0]
+        for unit in units[1:]:
+            total = combine(total, unit)
         size = LANES // 2
         while size:
-            mask = ir.Constant(ir.VectorType(_word, LANES), [k ^ size for k in range(LANES)])
-            vector = combine(vector, self.builder.shuffle_vector(vector, vector, mask))
+            lower, upper = (ir.Constant(ir.VectorType(_word, size), list(range(k, k + size))) for k in (0, size))
+            total = combine(b.shuffle_vector(total, total, lower), b.shuffle_vector(total, total, upper))
             size //= 2
-        return vector
+        return b.extract_element(total, _word(0))
 
-    def fetch(self, data: Any, index: Any, count: int) -> None:
-        """Have `count` vectors brought near from memory: a cache line holds two."""
-        byte = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, _word, _word, _word])
-        function = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        for k in range(0, count, 2):
-            place = self.builder.bitcast(self.place(data, index, k), byte)
-            self.builder.call(function, [place, _word(0), _word(3), _word(1)])
+    def place_of(self, vertex: Any, index: Any, width: Any, first: Any) -> Any:
+        """Where the channels, from `first` on, of the vertex at an index are."""
+        b = self.builder
+        return b.add(b.mul(b.sext(self.scalar(vertex, index), _long), width), first)
 
-    def row_of(self, vertex: Any, index: Any, width: Any) -> Any:
-        """Where the row of the vertex at an index begins."""
-        return self.builder.mul(self.builder.sext(self.scalar(vertex, index), _long), width)
+    def over_corners(self, corners: Any, emit: Callable[[Any], None]) -> None:
+        """emit(corner) for each, several in a round."""
+        b = self.builder
+        whole = b.sub(corners, b.urem(corners, _long(UNROLLED_CORNERS)))
+        with cgutils.for_range_slice(b, _long(0), whole, _long(UNROLLED_CORNERS)) as (corner, _):
+            for k in range(UNROLLED_CORNERS):
+                emit(b.add(corner, _long(k)))
+        with cgutils.for_range_slice(b, whole, corners, _long(1)) as (corner, _):
+            emit(corner)
 
     def in_blocks(self, width: Any, emit: Callable[[Any, int], None]) -> None:
-        """emit(first channel, vectors) over a row of `width` channels: MAX_VECTORS at a time, then the rest."""
-        b, most = self.builder, MAX_VECTORS * LANES
+        """emit(first channel, units) over a row of `width` channels: MAX_UNITS times LANES at a time, then the rest."""
+        b, most = self.builder, MAX_UNITS * LANES
         with cgutils.for_range_slice(b, _long(0), width, _long(most)) as (first, _):
             left = b.udiv(b.sub(width, first), _long(LANES))
             end = b.append_basic_block("row_end")
             full = b.append_basic_block("row_full")
             choice = b.switch(left, full)
-            for count in range(1, MAX_VECTORS + 1):
-                block = full if count == MAX_VECTORS else b.append_basic_block(f"row_{count}")
-                if count < MAX_VECTORS:
-                    choice.add_case(_long(count), block)
+            for units in range(1, MAX_UNITS + 1):
+                block = full if units == MAX_UNITS else b.append_basic_block(f"row_{units}")
+                if units < MAX_UNITS:
+                    choice.add_case(_long(units), block)
                 b.position_at_end(block)
-                emit(first, count)
+                emit(first, units)
                 b.branch(end)
             b.position_at_end(end)
 
@@ -156,14 +187,17 @@ def gather(
     """out = start + sum over a pixel's corners of weight * rows[vertex]."""
     b = r.builder
 
-    def emit(first: Any, count: int) -> None:
-        sums = r.variables(r.load(start, b.add(start_at, first), count))
-        with cgutils.for_range(b, corners) as corner:
-            index = b.add(at, corner.index)
-            factor = r.spread(r.scalar(weight, index))
-            row = r.load(rows, b.add(r.row_of(vertex, index, width), first), count)
-            for place, value in zip(sums, row, strict=True):
-                b.store(r.multiply_add(factor, value, b.load(place)), place)
+    def emit(first: Any, units: int) -> None:
+        sums = r.variables(r.load(start, b.add(start_at, first), units))
+
+        def add(corner: Any) -> None:
+            index = b.add(at, corner)
+            factor = r.scalar(weight, index)
+            for total, value in zip(sums, r.load(rows, r.place_of(vertex, index, width, first), units), strict=True):
+                spread = r.spread(factor, value.type.count)
+                b.store(r.multiply_add(spread, value, b.load(total)), total)
+
+        r.over_corners(corners, add)
         r.store(r.loaded(sums), out, b.add(out_at, first))
 
     r.in_blocks(width, emit)
@@ -177,14 +211,17 @@ def scatter(
     """rows[vertex] += weight * values, for each of a pixel's corners."""
     b = r.builder
 
-    def emit(first: Any, count: int) -> None:
-        own = r.load(values, b.add(values_at, first), count)
-        with cgutils.for_range(b, corners) as corner:
-            index = b.add(at, corner.index)
-            factor = r.spread(r.scalar(weight, index))
-            to = b.add(r.row_of(vertex, index, width), first)
-            row = r.load(rows, to, count)
-            r.store([r.multiply_add(factor, x, y) for x, y in zip(own, row, strict=True)], rows, to)
+    def emit(first: Any, units: int) -> None:
+        own = r.load(values, b.add(values_at, first), units)
+
+        def add(corner: Any) -> None:
+            index = b.add(at, corner)
+            factor = r.scalar(weight, index)
+            to = r.place_of(vertex, index, width, first)
+            pairs = zip(own, r.load(rows, to, units), strict=True)
+            r.store([r.multiply_add(r.spread(factor, x.type.count), x, y) for x, y in pairs], rows, to)
+
+        r.over_corners(corners, add)
 
     r.in_blocks(width, emit)
 
@@ -193,42 +230,62 @@ def scatter(
 def softmax(r: Any, row: Any, at: Any, width: Any) -> None:
     """row = exp(row) / sum of exp(row), in place."""
     b = r.builder
-    step = _long(LANES)
-    largest = r.variables(r.load(row, at, 1))
-    with cgutils.for_range_slice(b, step, width, step) as (first, _):
-        b.store(r.larger(b.load(largest[0]), r.load(row, b.add(at, first), 1)[0]), largest[0])
-    top = r.across(b.load(largest[0]), r.larger)
-    total = r.variables([r.constant(0.0)])
+    top, total = cgutils.alloca_once(b, _real), cgutils.alloca_once(b, _real)
+    b.store(_real(float("-inf")), top)
+    b.store(_real(0.0), total)
 
-    def powers(first: Any, count: int) -> None:
-        values = _exp(r, [b.fsub(x, top) for x in r.load(row, b.add(at, first), count)])
+    def find_top(first: Any, units: int) -> None:
+        b.store(r.larger(r.reduced(r.load(row, b.add(at, first), units), r.larger), b.load(top)), top)
+
+    def powers(first: Any, units: int) -> None:
+        values = r.load(row, b.add(at, first), units)
+        values = _exp(r, [b.fsub(x, r.spread(b.load(top), x.type.count)) for x in values])
         r.store(values, row, b.add(at, first))
-        for value in values:
-            b.store(b.fadd(b.load(total[0]), value), total[0])
+        b.store(b.fadd(b.load(total), r.reduced(values, b.fadd)), total)
 
-    r.in_blocks(width, powers)
-    scale = b.fdiv(r.constant(1.0), r.across(b.load(total[0]), b.fadd))
-    with cgutils.for_range_slice(b, _long(0), width, step) as (first, _):
-        place = b.add(at, first)
-        r.store([b.fmul(scale, r.load(row, place, 1)[0])], row, place)
+    def scale(first: Any, units: int) -> None:
+        factor = b.fdiv(_real(1.0), b.load(total))
+        values = r.load(row, b.add(at, first), units)
+        r.store([b.fmul(r.spread(factor, x.type.count), x) for x in values], row, b.add(at, first))
+
+    def at_once(first: Any, units: int) -> None:
+        values = r.load(row, at, units)
+        highest = r.reduced(values, r.larger)
+        values = _exp(r, [b.fsub(x, r.spread(highest, x.type.count)) for x in values])
+        factor = b.fdiv(_real(1.0), r.reduced(values, b.fadd))
+        r.store([b.fmul(r.spread(factor, x.type.count), x) for x in values], row, at)
+
+    with b.if_else(b.icmp_signed("<=", width, _long(MAX_UNITS * LANES))) as (fits, else_):
+        with fits:
+            r.in_blocks(width, at_once)
+        with else_:
+            for emit in (find_top, powers, scale):
+                r.in_blocks(width, emit)
 
 
 def _exp(r: Rows, numbers: list[Any]) -> list[Any]:
     """exp(x) of each x <= 0; step by step for all of them, so that the processor has several to work on."""
-    b, lowest = r.builder, r.constant(_SMALLEST_EXPONENT)
-    scaled = [b.fmul(x, r.constant(float(np.log2(np.e)))) for x in numbers]
-    scaled = [b.select(b.fcmp_ordered("<", x, lowest), lowest, x) for x in scaled]
+    b = r.builder
+
+    def each(function: Callable[..., Any], *lists: list[Any]) -> list[Any]:
+        return [function(*values) for values in zip(*lists, strict=True)]
+
+    scaled = each(lambda x: b.fmul(x, r.constant(float(np.log2(np.e)), x)), numbers)
+    scaled = each(lambda x: r.larger(x, r.constant(_SMALLEST_EXPONENT, x)), scaled)
     # Added to a number this large, x is rounded to a whole number, found in its lowest bits: the exponent.
-    large = r.constant(1.5 * 2.0**23 + 127)
-    shifted = [b.fadd(large, x) for x in scaled]
-    rest = [b.fsub(x, b.fsub(s, large)) for x, s in zip(scaled, shifted, strict=True)]
-    whole = ir.VectorType(_word, LANES)
-    left = ir.Constant(whole, [23] * LANES)
-    exponents = [b.bitcast(b.shl(b.bitcast(s, whole), left), _vector) for s in shifted]
-    values = [r.constant(POWER_OF_TWO[0])] * len(numbers)
+    large = 1.5 * 2.0**23 + 127
+    shifted = each(lambda x: b.fadd(r.constant(large, x), x), scaled)
+    rest = each(lambda x, s: b.fsub(x, b.fsub(s, r.constant(large, x))), scaled, shifted)
+
+    def power(s: Any) -> Any:
+        whole = ir.VectorType(_word, s.type.count)
+        return b.bitcast(b.shl(b.bitcast(s, whole), ir.Constant(whole, [23] * s.type.count)), s.type)
+
+    powers = each(power, shifted)
+    values = each(lambda x: r.constant(POWER_OF_TWO[0], x), rest)
     for c in POWER_OF_TWO[1:]:
-        values = [r.multiply_add(value, x, r.constant(c)) for value, x in zip(values, rest, strict=True)]
-    return [b.fmul(value, e) for value, e in zip(values, exponents, strict=True)]
+        values = each(lambda v, x: r.multiply_add(v, x, r.constant(c, x)), values, rest)  # noqa: B023
+    return each(b.fmul, values, powers)
 
 
 @_operation(arrays=2)
@@ -239,27 +296,26 @@ def blur_runs(r: Any, rows: Any, runs: Any, start: Any, stop: Any, base: Any, wi
     runs must go on for FETCH_AHEAD numbers behind `stop`, the first of them below 0.
     """
     b = r.builder
-    half, nothing = r.constant(0.5), r.constant(0.0)
 
-    def emit(first: Any, count: int) -> None:
+    def emit(first: Any, units: int) -> None:
         def place(entry: Any) -> Any:
             vertex = b.sext(b.xor(entry, b.ashr(entry, _word(31))), _long)  # ~entry if it is below 0
             return b.add(b.mul(b.add(vertex, base), width), first)
 
-        previous = r.variables([nothing] * count)
+        nothing = [ir.Constant(ir.VectorType(_real, n), [0.0] * n) for n in _lanes_of(units)]
+        previous = r.variables(nothing)
         with cgutils.for_range_slice(b, start, stop, _long(1)) as (k, _):
             here, following = r.scalar(runs, k), r.scalar(runs, b.add(k, _long(1)))
-            r.fetch(rows, place(r.scalar(runs, b.add(k, _long(FETCH_AHEAD)))), count)
+            r.fetch(rows, place(r.scalar(runs, b.add(k, _long(FETCH_AHEAD)))), units)
             begins = b.icmp_signed("<", here, _word(0))
             ends = b.icmp_signed("<", following, _word(0))
-            own, ahead = r.load(rows, place(here), count), r.load(rows, place(following), count)
-            sums = [
-                b.fadd(b.select(begins, nothing, x), b.select(ends, nothing, y))
-                for x, y in zip(r.loaded(previous), ahead, strict=True)
-            ]
-            r.store([r.multiply_add(half, s, x) for s, x in zip(sums, own, strict=True)], rows, place(here))
-            for old, x in zip(previous, own, strict=True):
+            own, ahead = r.load(rows, place(here), units), r.load(rows, place(following), units)
+            results = []
+            for none, old, x, y in zip(nothing, previous, own, ahead, strict=True):
+                sides = b.fadd(b.select(begins, none, b.load(old)), b.select(ends, none, y))
+                results.append(r.multiply_add(r.constant(0.5, x), sides, x))
                 b.store(x, old)
+            r.store(results, rows, place(here))
 
     r.in_blocks(width, emit)
 
@@ -267,7 +323,20 @@ def blur_runs(r: Any, rows: Any, runs: Any, start: Any, stop: Any, base: Any, wi
 @_operation(arrays=2)
 def fetch(r: Any, rows: Any, vertex: Any, at: Any, corners: Any, width: Any) -> None:
     """Have the rows of a pixel's corners brought near, to be there by the time they are wanted."""
-    b = r.builder
-    with cgutils.for_range(b, corners) as corner:
-        row = r.row_of(vertex, b.add(at, corner.index), width)
-        r.in_blocks(width, lambda first, count: r.fetch(rows, b.add(row, first), count))
+
+    def emit(first: Any, units: int) -> None:
+        with cgutils.for_range(r.builder, corners) as corner:
+            r.fetch(rows, r.place_of(vertex, r.builder.add(at, corner.index), width, first), units)
+
+    r.in_blocks(width, emit)
+
+
+@_operation(arrays=1)
+def fetch_numbers(r: Any, numbers: Any, start: Any, count: Any) -> None:
+    """Have some numbers of an array brought near, `start` and the next ones; they need not exist."""
+    b, byte = r.builder, ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _word, _word, _word])
+    function = b.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+    line = 64 // r.context.get_abi_sizeof(numbers.type.pointee)
+    with cgutils.for_range_slice(b, start, b.add(start, count), _long(line)) as (index, _):
+        b.call(function, [b.bitcast(b.gep(numbers, [index]), byte), _word(0), _word(3), _word(1)])
