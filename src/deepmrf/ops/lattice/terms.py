@@ -41,7 +41,8 @@ def normalisation(lattice: Lattice, kind: str) -> tuple[Tensor | None, Tensor | 
     weight = lattice.weight
     if weight.device.type == "cpu":  # by numpy: PyTorch's threads would go on waiting and slow down those after
         ones = torch.from_numpy(np.ones((images, 1, points), weight.numpy().dtype))
-        array = lattice_filter(ones, lattice)[:, 0].numpy() + _SMALLEST_SUM  # (B, N)
+        with torch.inference_mode():  # past the dispatcher
+            array = lattice_filter(ones, lattice)[:, 0].numpy() + _SMALLEST_SUM  # (B, N)
         scale = torch.from_numpy(1 / np.sqrt(array) if kind == "symmetric" else 1 / array)
     else:
         total = lattice_filter(weight.new_ones(images, 1, points), lattice)[:, 0] + _SMALLEST_SUM
