@@ -51,7 +51,7 @@ def test_labels_that_do_not_occur_and_empty_batches():
 
 
 def test_many_pixels_are_thinned_out(monkeypatch):
-    monkeypatch.setattr(loss, "MOST_PIXELS", 8)
+    monkeypatch.setattr(loss, "MAX_SORTED_PIXELS", 8)
     log_q, target = case(1, size=(2, 8, 8))
     torch.manual_seed(0)
     [gradient] = torch.autograd.grad(lovasz(log_q, target, 255), log_q)
