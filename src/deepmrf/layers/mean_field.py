@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf.flow import Flow
+from deepmrf.layers import energy
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import (
     check_finite,
@@ -257,6 +258,14 @@ class MeanField(nn.Module):
         penalty = t if self.label_contexts is None else self.label_contexts(t, links)  # b13, b14
         energy = unary - penalty if torch.is_grad_enabled() else torch.sub(unary, penalty, out=penalty)
         return energy.log_softmax(1)  # b15
+
+    def energy(self, labels: Tensor, log_p: Tensor, image: Tensor | None = None) -> Tensor:
+        """Return the paper's E(y) of label maps (B, *S), a number per image (B,); energy.py says how pairs count."""
+        return energy.energy(self, labels, log_p, image)
+
+    def free_energy(self, log_q: Tensor, log_p: Tensor, image: Tensor | None = None) -> Tensor:
+        """Return F(Q) = KL(Q || P) - ln Z of log_q (B, L, *S), a number per image (B,)."""
+        return energy.free_energy(self, log_q, log_p, image)
 
     def from_penalty(self, log_p: Tensor, t: Tensor) -> Tensor:
         """Return b13 to b15 of the first iteration, given b12's t = triple_penalty(belief(log_p), image)."""
