@@ -35,7 +35,7 @@ def messages(mrf: MeanField, q: Tensor, log_p: Tensor, image: Tensor | None) -> 
     if penalty.gate:
         ungated = copy.copy(penalty)  # the same parameters
         ungated.gate = False
-        t = q * (ungated(mrf.belief(log_p), image) - penalty.shift) + penalty.shift
+        t: Tensor = q * (ungated(mrf.belief(log_p), image) - penalty.shift) + penalty.shift
     else:
         t = penalty(q, image)
     if mrf.label_contexts is None:
