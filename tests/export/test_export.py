@@ -331,11 +331,13 @@ def test_the_model_itself_is_left_alone():
     assert next(model.parameters()).requires_grad
 
 
-def test_learned_filters_and_clips_are_refused(tmp_path):
+def test_learned_filters_all_pairs_and_clips_are_refused(tmp_path):
     model = small_model({"kernel": "learned", "window": 3, "size": (8, 9)})
     for name in ("model.onnx", "model.pt2"):
         with pytest.raises(ValueError, match=r"kernel='learned'.*fix the size.*'gaussian' or 'distance'"):
             export(model, tmp_path / name)
+    with pytest.raises(ValueError, match=r"kernel='global'.*lattice.*'gaussian' or 'distance'"):
+        export(small_model({"kernel": "global", "contexts": 0}), tmp_path / "model.pt2")
     with pytest.raises(ValueError, match=r"for clips or volumes.*images"):
         export(small_model(FIELDS["distance-50"]).inflate(), tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

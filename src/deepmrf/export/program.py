@@ -24,6 +24,11 @@ from deepmrf.ops import gaussian
 
 TRACED_SHAPE = (2, 3, 65, 97)
 """The batch to trace. Its sides stay odd when halved again and again, so that the trace contains every crop."""
+NOT_EXPORTABLE = {
+    "learned": "whose filters fix the size of the image",
+    "global": "whose lattice depends on the colours of the image",
+}
+"""Kernels that no program for images of any size can hold, and why."""
 INPUT, OUTPUT = "image", "log_probabilities"
 """The names of the program's input and output."""
 
@@ -76,9 +81,10 @@ def _check_exportable(model: DeepParsingNetwork) -> None:
             "The model is for clips or volumes, and export writes models for images: give one with dims=2, such as "
             "the model that a model of clips was inflated from."
         )
-    if mean_field is not None and mean_field.triple_penalty.kernel == "learned":
+    kernel = "gaussian" if mean_field is None else mean_field.triple_penalty.kernel
+    if kernel in NOT_EXPORTABLE:
         raise ValueError(
-            "The model has kernel='learned', whose filters fix the size of the image: export needs a model with "
+            f"The model has kernel={kernel!r}, {NOT_EXPORTABLE[kernel]}: export needs a model with "
             "kernel='gaussian' or 'distance'."
         )
 
