@@ -18,7 +18,7 @@ from deepmrf.cli import process, video
 from deepmrf.cli.console import Bars, fail, percent, say, share, split_scales, table, warn
 
 if TYPE_CHECKING:
-    from deepmrf.predict.pipeline import PredictReport
+    from deepmrf.predict.report import PredictReport
     from deepmrf.predict.segmenter import Segmenter
 
 MAX_FAILURES_SHOWN = 20

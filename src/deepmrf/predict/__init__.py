@@ -3,6 +3,7 @@
 segmenter   `deepmrf.load`: a model by name, ready for images of every kind
 result      Segmentation: the labels of one image
 pipeline    many image files: read ahead, compute, write behind
+report      PredictReport: what became of the files
 files       which image files the inputs name, and where their results go
 notes       what a result file says of its image and model
 scales      predictors: averages over scales, mirror images and models

@@ -12,9 +12,8 @@ import errno
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +23,10 @@ from deepmrf.data.files import Bytes, image_size, read_image
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.ops.jobs import compiled_before
 from deepmrf.predict.ahead import WorkQueue
-from deepmrf.predict.files import Failure, ImageFile, ResultFiles, check_targets, find_images, output_folder
+from deepmrf.predict.files import ImageFile, ResultFiles, check_targets, find_images, output_folder
 from deepmrf.predict.notes import Note, image_key, not_ours, read_note
-from deepmrf.predict.result import ClassShare, Segmentation, class_shares
+from deepmrf.predict.report import ImageReport, PredictReport
+from deepmrf.predict.result import Segmentation, class_shares
 from deepmrf.predict.segmenter import Segmenter
 
 MAX_PIXELS_IN_MEMORY = 48_000_000
@@ -53,73 +53,6 @@ class Options:
     """Segment again what is done, and replace other files."""
     batch: int = 1
     """Images of one size to compute together."""
-
-
-@dataclass(frozen=True)
-class ImageReport:
-    """The result of one image."""
-
-    path: Path
-    files: ResultFiles
-    size: tuple[int, int]
-    """(height, width)."""
-    classes: list[ClassShare]
-    """The classes in the image, the largest first."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON."""
-        files = {name: str(path) for name, path in vars(self.files).items() if path is not None}
-        height, width = self.size
-        return {"image": str(self.path), "height": height, "width": width, **files, "found": _plain(self.classes)}
-
-
-@dataclass
-class PredictReport:
-    """The results of all images."""
-
-    names: tuple[str, ...]
-    """The names of the labels."""
-    done: list[ImageReport] = field(default_factory=list)
-    earlier: list[ImageReport] = field(default_factory=list)
-    """Images that an earlier run has done."""
-    failed: list[Failure] = field(default_factory=list)
-    animated: list[Path] = field(default_factory=list)
-    """Files of several frames, of which the first was taken."""
-    interrupted: bool = False
-    pixels: NDArray[np.int64] = field(init=False)
-    """Number of pixels per label, over all images, done now or earlier."""
-    confidences: NDArray[np.float64] = field(init=False)
-    """Sum of the confidences of those pixels."""
-
-    def __post_init__(self) -> None:
-        self.pixels, self.confidences = np.zeros(len(self.names), np.int64), np.zeros(len(self.names))
-
-    @property
-    def skipped(self) -> list[Path]:
-        """The images whose results were there already."""
-        return [image.path for image in self.earlier]
-
-    def summary(self) -> list[tuple[ClassShare, int]]:
-        """The classes over all images, the largest first, each with the number of images it is in."""
-        images = dict.fromkeys(self.names, 0)
-        for image in (*self.earlier, *self.done):
-            for share in image.classes:
-                images[share.name] += 1
-        return [(share, images[share.name]) for share in class_shares(self.names, self.pixels, self.confidences)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON."""
-        return {
-            "classes": list(self.names),
-            "found": _plain([share for share, _ in self.summary()]),
-            "images": [image.to_dict() for image in (*self.earlier, *self.done)],
-            "skipped": [str(path) for path in self.skipped],
-            "failed": [{"image": str(path), "why": reason} for path, reason in self.failed],
-        }
-
-
-def _plain(classes: Sequence[ClassShare]) -> list[dict[str, Any]]:
-    return [{"class": c.name, "share": round(c.share, 6), "confidence": round(c.confidence, 4)} for c in classes]
 
 
 def segment_files(

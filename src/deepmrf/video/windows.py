@@ -19,7 +19,7 @@ from deepmrf.flow import Flow, join
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.frames import Window, frame_reach, windows
 from deepmrf.predict.result import Segmentation
-from deepmrf.predict.scales import enlarged_labels
+from deepmrf.predict.scales import enlarged_labels, resized
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.clock import Clock
 from deepmrf.video.reading import Frame
@@ -55,9 +55,7 @@ class _Member:
     def prepare(self, image: Tensor) -> Tensor:
         """Scale and mirror an image (1, 3, h, w) of uint8."""
         if self.scale != 1:
-            size = [max(1, round(n * self.scale)) for n in image.shape[2:]]
-            resized = functional.interpolate(image.float(), size, mode="bilinear", antialias=self.scale < 1)
-            image = resized.round_().clamp_(0, 255).to(torch.uint8)
+            image = resized(image, [max(1, round(n * self.scale)) for n in image.shape[2:]])
         return image.flip(-1) if self.mirror else image
 
     def log_probabilities(self, image: Tensor) -> Tensor:
