@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deepmrf.ops import contexts as plain
-from deepmrf.ops.contexts.cpu import _SIDES, IMPLEMENTATION
+from deepmrf.ops.contexts.cpu import IMPLEMENTATION, TILE_SIDES
 
 # batch, labels, K, image, filter; few different numbers of labels and K, since each compiles kernels of its own
 CASES = [
@@ -154,7 +154,7 @@ def test_what_does_not_suit_is_left_to_pytorch():
     assert IMPLEMENTATION.suits(*large[:2], 5)
     assert not IMPLEMENTATION.suits(*[x.to("meta") for x in large[:2]], 5)
     assert not IMPLEMENTATION.suits(torch.empty(1, 21, 4096), torch.empty(105, 21, 9), 5)
-    too_large = _SIDES[-1][0] + 1
+    too_large = TILE_SIDES[-1][0] + 1
     assert not IMPLEMENTATION.suits(large[0], torch.empty(105, 21, too_large, 3), 5)
 
 

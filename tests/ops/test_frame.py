@@ -7,7 +7,7 @@ import torch
 
 from deepmrf import ops
 from deepmrf.ops import contexts
-from deepmrf.ops.contexts import cpu as contexts_fft
+from deepmrf.ops.contexts import cpu as contexts_cpu
 
 SIZE, SPACING = (4, 5, 6), (0.7, 1.0, 2.0)
 
@@ -78,12 +78,12 @@ def test_contexts_over_the_maps_of_several_frames(labels, agree):
     t, weight, bias = real(2, maps, 13, 17), real(labels * patterns, maps, 3, 4), real(labels * patterns)
     plain, active = contexts._forward(t, weight, bias, patterns)
     assert plain.shape == (2, labels, 13, 17)
-    fast, fast_active = contexts_fft.IMPLEMENTATION.forward(t, weight, bias, patterns)
+    fast, fast_active = contexts_cpu.IMPLEMENTATION.forward(t, weight, bias, patterns)
     agree(fast, plain)
     assert torch.equal(active, fast_active)
     grad = torch.randn_like(plain)
     results = [
-        one(grad, active, t, weight, patterns, True, True) for one in (contexts._backward, contexts_fft._backward)
+        one(grad, active, t, weight, patterns, True, True) for one in (contexts._backward, contexts_cpu._backward)
     ]
     for actual, expected in zip(*results, strict=True):
         agree(actual, expected)

@@ -7,7 +7,6 @@ This module does not import Triton: the modules gpu_kernels.py and launch_kernel
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from deepmrf.ops.registry import installed
 from deepmrf.ops.window import Reach, reaches
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -28,14 +28,9 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@functools.cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def runs_on(x: Tensor) -> bool:
     """Can a Triton kernel run on this tensor?"""
-    return x.dtype in DTYPES and (x.is_cuda or interpreted()) and _installed()
+    return x.dtype in DTYPES and (x.is_cuda or interpreted()) and installed("triton")
 
 
 @functools.cache

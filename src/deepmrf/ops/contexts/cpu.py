@@ -2,13 +2,13 @@
 
 The image is cut into tiles that overlap by the filter's reach (overlap-save). A tile of P x P pixels gives the
 (P - n + 1)^2 outputs in its inside; its L spectra, times the K L x L filter spectra frequency by frequency, give K L
-spectra, whose inverse transforms lose to the minimum over K at once. Counted per output and pair of maps, n^2
+spectra, whose inverse transforms are reduced to the minimum over K at once. Counted per output and pair of maps, n^2
 multiplications become about 2 (P / (P - n + 1))^2, 3.6 for a 9 x 9 filter and P = 32, plus the transforms.
 
-The gradient to t is the same thing with flipped filters from K L maps to L; the gradient to the filters sums the
-products of the two spectra over the tiles, and returns to n x n once at the end.
+The gradient to t is the same with flipped filters from K L maps to L. The gradient to the filters sums the products of
+the two spectra over the tiles, and returns to n x n once at the end.
 
-The work is in cpu_kernels.py, compiled on first use (seconds; the disk keeps it for the next process).
+The kernels are compiled on their first use: cpu_transforms.py, cpu_tiles.py and cpu_kernels.py.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from deepmrf.ops import contexts as plain
 from deepmrf.ops.jobs import run_jobs
 from deepmrf.ops.registry import Implementation, installed
 from deepmrf.ops.window import Reach, reaches
 
-_SIDES = ((5, 16), (16, 32), (40, 64))
-"""(filters up to, P): the tile for a filter, by measurement for 2 to 21 labels on two cores."""
-_WORTH = 10**8
-"""Multiplications of the plain convolution above which the frequency domain is used: from there on it was faster for
-every size of filter, 1 x 1 included; below, both take about a millisecond, and nothing is worth compiling."""
+TILE_SIDES = ((5, 16), (16, 32), (40, 64))
+"""(longest filter, P): the tile for a filter, by measurement for 2 to 21 labels on two cores."""
+MIN_WORK = 10**8
+"""Multiplications of the plain convolution from which on the frequency domain was faster, for filters of every size.
+Below, both take about a millisecond, and nothing is worth compiling."""
+MAX_ROWS = 8
+"""Maps that one product computes: their sums fill the vector registers."""
+MAX_FILTER_SUMS = 8
+"""Parts of the gradient to the filters, each of which takes the memory of their spectra."""
 
 
-def _side(window: tuple[int, ...]) -> int:
-    """P for filters of this size."""
-    return next(side for longest, side in _SIDES if max(window) <= longest)
-
-
-def _sides(t: Tensor, weight: Tensor) -> list[Reach]:
-    """The reach of the filters along each axis; what is out of every pixel's reach is left out."""
+def _clipped_reaches(t: Tensor, weight: Tensor) -> list[Reach]:
+    """The reach of the filters along each axis, no farther than the image."""
     return [
         (min(before, n - 1), min(after, n - 1))
         for (before, after), n in zip(reaches(weight.shape[2:]), t.shape[2:], strict=True)
@@ -47,8 +47,8 @@ def _sides(t: Tensor, weight: Tensor) -> list[Reach]:
 
 
 def _rows(count: int) -> int:
-    """How many maps one product computes together: at most 8, with little or nothing left over."""
-    return count if count <= 8 else min(range(8, 4, -1), key=lambda rows: -count % rows)
+    """How many of `count` maps one product computes, so that few or none are left over."""
+    return count if count <= MAX_ROWS else min(range(MAX_ROWS, 4, -1), key=lambda rows: -count % rows)
 
 
 def _in_parts(work: Callable[[int, int], Any], count: int, parts: int) -> list[Any]:
@@ -57,20 +57,24 @@ def _in_parts(work: Callable[[int, int], Any], count: int, parts: int) -> list[A
     return run_jobs(lambda part: work(count * part // parts, count * (part + 1) // parts), parts)
 
 
-def _array(x: Tensor) -> Any:
-    return x.detach().contiguous().numpy()
+def _array(x: Tensor, dtype: torch.dtype) -> Any:
+    return x.detach().to(dtype).contiguous().numpy()
 
 
 class _Plan:
-    """Tiles, sizes and filter spectra of one call."""
+    """Tiles and sizes of one call."""
 
     def __init__(self, t: Tensor, weight: Tensor) -> None:
-        self.sides = _sides(t, weight)
-        self.window = tuple(before + after + 1 for before, after in self.sides)
-        self.side = _side(self.window)
+        self.reaches = _clipped_reaches(t, weight)
+        self.full_reaches = reaches(weight.shape[2:])
+        self.window = tuple(before + after + 1 for before, after in self.reaches)
+        self.side = next(side for longest, side in TILE_SIDES if max(self.window) <= longest)
         self.dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
         self.lanes = 8 if self.dtype == torch.float64 else 16
-        self.size, self.vector = (0,) * self.side, (0,) * self.lanes  # read for their length: cpu_kernels.py
+        self.size, self.vector = (
+            (0,) * self.side,
+            (0,) * self.lanes,
+        )  # tuples of these lengths, as the kernels take them
         self.frequencies = self.side**2 // 2 + 2
         inside = [self.side - n + 1 for n in self.window]
         across = [-(-n // m) for n, m in zip(t.shape[2:], inside, strict=True)]
@@ -78,13 +82,20 @@ class _Plan:
         self.groups = -(-t.shape[0] * math.prod(across) // self.lanes)
 
     def cropped(self, weight: Tensor) -> Tensor:
-        """The filters without what no pixel reaches, times 1/P^2, which the transforms leave to do."""
+        """The filters as far as they reach inside the image, times 1/P^2: the transforms are P^2 times too large."""
         weight = weight.detach().to(self.dtype) / self.side**2
         for axis, ((before, _), (near, _), n) in enumerate(
-            zip(reaches(weight.shape[2:]), self.sides, self.window, strict=True), start=2
+            zip(self.full_reaches, self.reaches, self.window, strict=True), start=2
         ):
             weight = weight.narrow(axis, before - near, n)
         return weight
+
+    def uncropped(self, weight: Tensor) -> Tensor:
+        """The adjoint of `cropped`: zeros where the filters reach out of the image."""
+        border: list[int] = []
+        for (before, after), (near, far) in zip(self.full_reaches[::-1], self.reaches[::-1], strict=True):
+            border += [before - near, after - far]
+        return functional.pad(weight / self.side**2, border)
 
     def spectra(self, filters: Tensor) -> Any:
         """filters (passes, Q, h, w) -> (passes, F, 2, Q rounded up to whole groups of lanes)."""
@@ -92,50 +103,45 @@ class _Plan:
 
         filters = functional.pad(filters, (0, 0, 0, 0, 0, -filters.shape[1] % self.lanes))
         passes, count = filters.shape[:2]
-        given = _array(filters)
-        result = np.empty((passes, self.frequencies, 2, count), given.dtype)
+        source = _array(filters, self.dtype)
+        result = np.empty((passes, self.frequencies, 2, count), source.dtype)
         _in_parts(
-            lambda start, stop: filter_spectra(self.size, given, self.vector, result, start, stop),
+            lambda start, stop: filter_spectra(self.size, source, self.vector, result, start, stop),
             passes * count // self.lanes,
             torch.get_num_threads(),
         )
         return result
 
 
-def _in_blocks(weight: Tensor, contexts: int) -> tuple[Tensor, int]:
-    """Filters (K L, L, h, w) in the order of the passes over labels: (passes, L block, h, w), block."""
-    channels, labels = weight.shape[:2]
-    together = max(1, 8 // contexts)
-    used = together * contexts
+def _in_passes(weight: Tensor, contexts: int) -> tuple[Tensor, int, int]:
+    """(filters (passes, L block, h, w), block, rows) from (K L, L, h, w): a pass makes the patterns of some labels."""
+    patterns, labels = weight.shape[:2]
+    used = max(1, MAX_ROWS // contexts) * contexts
     rows = _rows(used)
     block = -(-used // rows) * rows
-    passes = -(-channels // used)
-    weight = functional.pad(weight, (0, 0, 0, 0, 0, 0, 0, passes * used - channels))
+    passes = -(-patterns // used)
+    weight = functional.pad(weight, (0, 0, 0, 0, 0, 0, 0, passes * used - patterns))
     weight = functional.pad(weight.view(passes, used, *weight.shape[1:]), (0, 0, 0, 0, 0, 0, 0, block - used))
-    return weight.transpose(1, 2).reshape(passes, labels * block, *weight.shape[3:]), block
+    return weight.transpose(1, 2).reshape(passes, labels * block, *weight.shape[3:]), block, rows
 
 
 def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
     if not _possible(t, weight):
-        from deepmrf.ops.contexts import _forward as plain
-
-        return plain(t, weight, bias, contexts)
+        return plain._forward(t, weight, bias, contexts)
     from deepmrf.ops.contexts.cpu_kernels import forward_tiles
 
     plan = _Plan(t, weight)
-    filters, block = _in_blocks(plan.cropped(weight), contexts)
+    filters, block, rows = _in_passes(plan.cropped(weight), contexts)
     spectra = plan.spectra(filters)
-    image, offset = _array(t.to(plan.dtype)), _array(bias.to(plan.dtype))
+    image, biases = _array(t, plan.dtype), _array(bias, plan.dtype)
     shape = (t.shape[0], weight.shape[0] // contexts, *t.shape[2:])
     out, active = torch.empty(shape, dtype=plan.dtype), torch.empty(shape, dtype=torch.uint8)
-    to, which = out.numpy(), active.numpy()
-    corner = tuple(-before for before, _ in plan.sides)
-    rows = (0,) * _rows(min(block, max(1, 8 // contexts) * contexts))
+    corner = tuple(-before for before, _ in plan.reaches)
 
     def work(start: int, stop: int) -> None:
         forward_tiles(
-            plan.size, rows, image, spectra, plan.vector, block, offset, contexts, corner, plan.grid, to, which, start,
-            stop,
+            plan.size, (0,) * rows, image, spectra, plan.vector, block, biases, contexts, corner, plan.grid,
+            out.numpy(), active.numpy(), start, stop,
         )  # fmt: skip
 
     _in_parts(work, plan.groups, 4 * torch.get_num_threads())
@@ -146,62 +152,67 @@ def _backward(
     grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, contexts: int, t_too: bool, weight_too: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not _possible(t, weight):
-        from deepmrf.ops.contexts import _backward as plain
-
-        return plain(grad, active, t, weight, contexts, t_too, weight_too)
-    from deepmrf.ops.contexts.cpu_kernels import backward_tiles, bias_sums, filters_from_spectra
+        return plain._backward(grad, active, t, weight, contexts, t_too, weight_too)
+    from deepmrf.ops.contexts.cpu_kernels import backward_tiles
 
     plan = _Plan(t, weight)
-    labels, maps = t.shape[1], weight.shape[0]
+    labels, patterns = t.shape[1], weight.shape[0]
     rows = _rows(labels)
     block = -(-labels // rows) * rows
-    padded = -(-maps // plan.lanes) * plan.lanes
-    given, image, which = _array(grad.to(plan.dtype)), _array(t.to(plan.dtype)), _array(active)
-
-    sums = np.zeros((t.shape[0] * grad.shape[1], contexts))
-    flat, flat_which = given.reshape(len(sums), -1), which.reshape(len(sums), -1)
-    _in_parts(lambda start, stop: bias_sums(flat, flat_which, sums, start, stop), len(sums), torch.get_num_threads())
-    grad_bias = torch.from_numpy(sums).view(t.shape[0], maps).sum(0).to(weight.dtype)
+    grads, image, which = _array(grad, plan.dtype), _array(t, plan.dtype), _array(active, torch.uint8)
+    grad_bias = _bias_gradient(grads, which, contexts).view(len(t), patterns).sum(0).to(weight.dtype)
+    grad_t, grad_weight = t.new_empty(0), t.new_empty(0)
     if not t_too and not weight_too:
-        return t.new_empty(0), t.new_empty(0), grad_bias
+        return grad_t, grad_weight, grad_bias
 
-    spectra = np.empty((1, plan.frequencies, 2, 1), given.dtype)  # not read unless t_too
+    spectra = np.empty((1, plan.frequencies, 2, 1), grads.dtype)  # not read unless t_too
     if t_too:
         flipped = functional.pad(plan.cropped(weight).flip(2, 3), (0, 0, 0, 0, 0, block - labels))
-        spectra = plan.spectra(flipped.reshape(1, maps * block, *plan.window))
+        spectra = plan.spectra(flipped.reshape(1, patterns * block, *plan.window))
     out = torch.empty(t.shape if t_too else (1, 1, 1, 1), dtype=plan.dtype)
-    to = out.numpy()
-    corner = tuple(-after for _, after in plan.sides)
+    corner = tuple(-after for _, after in plan.reaches)
+    sums_shape = (plan.frequencies if weight_too else 1, -(-patterns // plan.lanes), block, 2, plan.lanes)
 
     def work(start: int, stop: int) -> Any:
-        total = np.zeros(
-            (plan.frequencies if weight_too else 1, padded // plan.lanes, block, 2, plan.lanes), given.dtype
-        )
+        sums = np.zeros(sums_shape, grads.dtype)
         backward_tiles(
-            plan.size, (0,) * rows, given, which, image, spectra, plan.vector, block, contexts, corner,
-            plan.grid, to, total, t_too, weight_too, start, stop,
+            plan.size, (0,) * rows, grads, which, image, spectra, plan.vector, block, contexts, corner, plan.grid,
+            out.numpy(), sums, t_too, weight_too, start, stop,
         )  # fmt: skip
-        return total
+        return sums
 
-    # One part per thread, whatever finishes first: the sums over tiles are then the same in every run.
-    totals = _in_parts(work, plan.groups, min(torch.get_num_threads(), 8))
-    grad_weight = t.new_empty(0)
+    # One part per thread, whichever finishes first: the sums over tiles are then the same in every run.
+    sums = _in_parts(work, plan.groups, min(torch.get_num_threads(), MAX_FILTER_SUMS))
+    if t_too:
+        grad_t = out.to(t.dtype)
     if weight_too:
-        total = sum(totals[1:], start=totals[0])
-        filters = np.empty((block, *plan.window, padded), given.dtype)
-        _in_parts(
-            lambda start, stop: filters_from_spectra(plan.size, total, plan.vector, filters, start, stop),
-            block * padded // plan.lanes,
-            torch.get_num_threads(),
-        )
-        inside = torch.from_numpy(filters)[:labels, ..., :maps].permute(3, 0, 1, 2).flip(2, 3) / plan.side**2
-        border = []
-        for (before, _), (near, _), n, size in reversed(
-            list(zip(reaches(weight.shape[2:]), plan.sides, plan.window, weight.shape[2:], strict=True))
-        ):
-            border += [before - near, size - n - (before - near)]
-        grad_weight = functional.pad(inside, border).to(weight.dtype)
-    return out.to(t.dtype) if t_too else t.new_empty(0), grad_weight, grad_bias
+        filters = _filters_from_spectra(plan, sum(sums[1:], start=sums[0]))[:labels, ..., :patterns]
+        grad_weight = plan.uncropped(filters.permute(3, 0, 1, 2).flip(2, 3)).to(weight.dtype)
+    return grad_t, grad_weight, grad_bias
+
+
+def _bias_gradient(grad: Any, active: Any, contexts: int) -> Tensor:
+    """The sum of grad (B, L, H, W) over the pixels where each pattern is active, (B L, K) in float64."""
+    from deepmrf.ops.contexts.cpu_kernels import bias_sums
+
+    sums = np.zeros((grad.shape[0] * grad.shape[1], contexts))
+    grad, active = grad.reshape(len(sums), -1), active.reshape(len(sums), -1)
+    _in_parts(lambda start, stop: bias_sums(grad, active, sums, start, stop), len(sums), torch.get_num_threads())
+    return torch.from_numpy(sums)
+
+
+def _filters_from_spectra(plan: _Plan, spectra: Any) -> Tensor:
+    """Filters (labels, h, w, patterns), both rounded up, from spectra (F, patterns / lanes, labels, 2, lanes)."""
+    from deepmrf.ops.contexts.cpu_kernels import filters_from_spectra
+
+    _, groups, block, _, lanes = spectra.shape
+    filters = np.empty((block, *plan.window, groups * lanes), spectra.dtype)
+    _in_parts(
+        lambda start, stop: filters_from_spectra(plan.size, spectra, plan.vector, filters, start, stop),
+        block * groups,
+        torch.get_num_threads(),
+    )
+    return torch.from_numpy(filters)
 
 
 def _possible(t: Tensor, weight: Tensor) -> bool:
@@ -212,15 +223,16 @@ def _possible(t: Tensor, weight: Tensor) -> bool:
         and t.is_floating_point()
         and t.numel() > 0
         and weight.numel() > 0
-        and all(before + after < _SIDES[-1][0] for before, after in _sides(t, weight))
+        and all(before + after < TILE_SIDES[-1][0] for before, after in _clipped_reaches(t, weight))
     )
 
 
 def _suits(t: Tensor, weight: Tensor, contexts: int) -> bool:
     if not _possible(t, weight):
         return False
-    work = t[:, 0].numel() * weight.shape[0] * weight.shape[1] * math.prod(_Plan(t, weight).window)
-    return work >= _WORTH and installed("numba")
+    taps = math.prod(before + after + 1 for before, after in _clipped_reaches(t, weight))
+    work = t[:, 0].numel() * weight.shape[0] * weight.shape[1] * taps
+    return work >= MIN_WORK and installed("numba")
 
 
 IMPLEMENTATION = Implementation("numba", _forward, _backward, _suits)

@@ -1,7 +1,7 @@
-"""Label contexts for less: separable filters of low rank, and contexts on a coarser grid. Approximations, in two axes.
+"""Approximate label contexts at a lower cost: separable filters of low rank, and contexts on a coarser grid, in 2-D.
 
-The patterns mu_k(u, v, .) of one layer are alike and smooth, so that a few products of a column and a row say most
-of all of them together (the second scheme of Jaderberg et al., Speeding up convolutional neural networks with low rank
+The patterns mu_k(u, v, .) of one layer are alike and smooth, so a few products of a column and a row approximate all of
+them together (the second scheme of Jaderberg et al., Speeding up convolutional neural networks with low rank
 expansions, 2014):
 
     weight[u, v, y, x]  ~  sum over r of  second[u, r, x] first[r, v, y]
@@ -13,9 +13,9 @@ trained themselves. Per pixel it costs R n (L + K L) multiplications instead of 
 over every block of a t that is constant on blocks, and interpolates the minimum: t is a local average already, so
 little is lost.
 
-Which one: on CPUs the exact contexts (contexts_fft) take less time than separable ones of any useful rank, and stride 2
-takes less than both and stays closer to the exact result. Separable filters save parameters, and time where the
-plain convolution is all there is.
+Which one: on CPUs the exact contexts (cpu.py) take less time than separable ones of any useful rank, and stride 2 takes
+less than both and stays closer to the exact result. Separable filters save parameters, and time where only the plain
+convolution is available.
 
 Shapes: t (B, L, H, W), weight (L * K, L, N, M), first (R, L, N, 1), second (L * K, R, 1, M), bias (L * K,).
 """

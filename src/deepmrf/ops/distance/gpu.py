@@ -169,21 +169,23 @@ def _launch(
     spacing: Sequence[float],
     gate: bool,
     out: Tensor,
-    kept: Tensor,
+    ungated: Tensor,
     partials: Tensor,
     keep: bool = False,
     back: bool = False,
     frame: int = ALL,
 ) -> None:
-    """Sum x into out. Forward: x is q, and `keep` writes the sum before the gate to `kept`. `back`: x is the gradient,
-    `kept` is read, and each program writes its share of the weights' gradients to `partials`.
-    """  # fmt: skip
+    """Sum x into out.
+
+    Forward: x is q, and `keep` writes the sum before the gate to `ungated`.
+    `back`: x is the gradient, `ungated` is read, and `partials` gets each program's share of the weights' gradients.
+    """
     from deepmrf.ops.distance import gpu_kernels as kernels
 
     frames, height, width = plan.window.sizes
     first, shown = (0, frames) if frame == ALL else (frame, 1)
     kernels.window_sums[(q.shape[0] * shown * plan.groups * plan.strips,)](
-        x, q, shifted, weights, out, kept, partials, q.shape[1], frames, height, width, first, shown,
+        x, q, shifted, weights, out, ungated, partials, q.shape[1], frames, height, width, first, shown,
         plan.strip, plan.strips, plan.groups, shifted.shape[1] * shifted.shape[2] * shifted.shape[3],
         *plan.window.flat_reaches, *squared_spacing(spacing), BACK=back, GATE=gate, KEEP=keep, FRAMES=frames > 1,
         F=shifted.shape[2], G=plan.labels, NB=plan.stretches, K=plan.stretch,
@@ -206,16 +208,16 @@ def _forward(
     q = q.contiguous()
     plan = make_plan(q.shape, features.shape[1], tuple(window), "forward", q.device)
     out = torch.empty_like(q if frame == ALL else q.select(2, frame), memory_format=torch.contiguous_format)
-    kept = torch.empty_like(out) if keep else q.new_empty(0)
+    ungated = torch.empty_like(out) if keep else q.new_empty(0)
     shifted = _shifted(features, plan)
-    _launch(plan, q, q, shifted, weights.contiguous(), spacing, gate, out, kept, out, keep=keep, frame=frame)
-    return out, kept
+    _launch(plan, q, q, shifted, weights.contiguous(), spacing, gate, out, ungated, out, keep=keep, frame=frame)
+    return out, ungated
 
 
 @on_device
 def _backward(
     grad: Tensor,
-    kept: Tensor,
+    ungated: Tensor,
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -224,13 +226,13 @@ def _backward(
     gate: bool,
     features_too: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, grad, kept, weights = q.contiguous(), grad.contiguous(), kept.contiguous(), weights.contiguous()
+    q, grad, ungated, weights = q.contiguous(), grad.contiguous(), ungated.contiguous(), weights.contiguous()
     plan = make_plan(q.shape, features.shape[1], tuple(window), "backward", q.device)
     grad_q = torch.empty_like(q)
     programs = q.shape[0] * plan.window.sizes[0] * plan.groups * plan.strips
     partials = torch.empty((programs, 3), dtype=torch.float32, device=q.device)
     shifted = _shifted(features, plan)
-    _launch(plan, grad, q, shifted, weights, spacing, gate, grad_q, kept, partials, back=True)
+    _launch(plan, grad, q, shifted, weights, spacing, gate, grad_q, ungated, partials, back=True)
     grad_weights = partials.sum(0, dtype=torch.float64).to(weights.dtype)
     if features_too:
         grad_features = _feature_gradient(grad, q, shifted[0], weights, window, gate).view(features.shape)

@@ -113,15 +113,15 @@ def _between(end, start, before, after, NB: tl.constexpr, G: tl.constexpr, K: tl
 
 @triton.jit(do_not_specialize=["strip", "strips", "groups"])
 def window_sums(
-    x, q, shifted, weights, out, kept, partials, L, T, H, W, first, shown, strip, strips, groups, rows,
+    x, q, shifted, weights, out, ungated, partials, L, T, H, W, first, shown, strip, strips, groups, rows,
     before_t, after_t, before_y, after_y, before_x, after_x, square_t, square_y, square_x,
     BACK: tl.constexpr, GATE: tl.constexpr, KEEP: tl.constexpr, FRAMES: tl.constexpr, F: tl.constexpr,
     G: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The window sums of x over a strip of rows of G labels of one frame, for `shown` frames from the `first` on.
 
-    Forward: x is q; KEEP writes the sum before the gate to `kept`.
-    BACK: x is the gradient, the reaches are mirrored, `kept` is read, and `partials` gets the weights' gradients.
+    Forward: x is q; KEEP writes the sum before the gate to `ungated`.
+    BACK: x is the gradient, the reaches are mirrored, `ungated` is read, and `partials` gets the weights' gradients.
     FRAMES: the window reaches into other frames.
     """
     P: tl.constexpr = NB * K
@@ -233,7 +233,7 @@ def window_sums(
             sum_bias += gradient
             total = w_colour * colour + w_position * position
             if GATE:
-                total += gradient * tl.load(kept + at + (t * H + y) * W, mask=inside, other=0).to(tl.float32)
+                total += gradient * tl.load(ungated + at + (t * H + y) * W, mask=inside, other=0).to(tl.float32)
             tl.store(out + at_out + (t * H + y) * W, total, mask=inside)
         else:
             squares_end, squares_start = _ends(squares + by_x * u * u * mass, crossing, NB, G, K)
@@ -241,7 +241,7 @@ def window_sums(
             start = w_colour * colour_start + position_start + squares_start
             total = _between(end, start, before_x, after_x, NB, G, K)
             if KEEP:
-                tl.store(kept + at_out + (t * H + y) * W, total, mask=inside)
+                tl.store(ungated + at_out + (t * H + y) * W, total, mask=inside)
             if GATE:
                 total *= tl.load(q + at + (t * H + y) * W, mask=inside, other=0).to(tl.float32)
             tl.store(out + at_out + (t * H + y) * W, total + w_bias, mask=inside)

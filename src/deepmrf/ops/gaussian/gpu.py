@@ -125,7 +125,7 @@ class _Problem:
         gate: bool,
         keep: bool = False,
         grad: Tensor | None = None,
-        kept: Tensor | None = None,
+        ungated: Tensor | None = None,
         frame: int = ALL,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sum the packed maps; with `grad`, for the backward. Returns (result, sum before the gate, programs' sums)."""
@@ -134,19 +134,19 @@ class _Problem:
         q, back = self.q, grad is not None
         around, tiles, tiles_x, constants = self.tiles(MAX_KEYS_BACKWARD if back else MAX_KEYS, mirrored=back)
         out = torch.empty_like(q if frame == ALL else q.select(2, frame), memory_format=torch.contiguous_format)
-        kept_out = torch.empty_like(out) if keep else q.new_empty(0)
+        ungated_out = torch.empty_like(out) if keep else q.new_empty(0)
         first, shown = (0, around.sizes[0]) if frame == ALL else (frame, 1)
         grid = (tiles, packed.maps.shape[2] // packed.group, self.images * shown)
         partials = torch.empty((math.prod(grid) if back else 0, 4), dtype=torch.float32, device=q.device)
         few = packed.group <= 32 and self.colours_padded == 4
         kernels.window_sums[grid](
             packed.maps, self.colours, self.bandwidths, packed.scale, q, q if grad is None else grad,
-            kept_out if kept is None else kept, weights, out, partials, self.labels, *around.sizes, first, shown,
-            tiles_x, *around.flat_reaches, *self.squares, BACK=back, GATE=gate, KEEP=keep,
+            ungated_out if ungated is None else ungated, weights, out, partials, self.labels, *around.sizes, first,
+            shown, tiles_x, *around.flat_reaches, *self.squares, BACK=back, GATE=gate, KEEP=keep,
             LABELS=packed.maps.shape[2], GROUP=packed.group,
             maxnreg=(MAX_REGISTERS_BACKWARD if back else MAX_REGISTERS) if few else None, **constants,
         )  # fmt: skip
-        return out, kept_out, partials
+        return out, ungated_out, partials
 
     def feature_pull(self, pulled: Packed, q: Packed) -> Tensor:
         """The sum over all pairs of s(j, z) <pulled_j, q_z> (I'_j - I'_z), to I_j and to I_z, (B, F, *S)."""
@@ -177,14 +177,14 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     x = q.contiguous()
     problem = _Problem(x, features, bandwidths, window, spacing)
-    out, kept, _ = problem.sums(problem.pack(x, features_too=True), weights.contiguous(), gate, keep, frame=frame)
-    return out, kept
+    out, ungated, _ = problem.sums(problem.pack(x, features_too=True), weights.contiguous(), gate, keep, frame=frame)
+    return out, ungated
 
 
 @on_device
 def _backward(
     grad: Tensor,
-    kept: Tensor,
+    ungated: Tensor,
     q: Tensor,
     features: Tensor,
     weights: Tensor,
@@ -199,8 +199,8 @@ def _backward(
     x, g = q.contiguous(), grad.contiguous()
     problem = _Problem(x, features, bandwidths, window, spacing)
     pulled = problem.pack(g.to(torch.float32) * x if gate else g, features_too=True)
-    before_gate = kept.contiguous() if gate else None
-    grad_q, _, partials = problem.sums(pulled, weights.contiguous(), gate, grad=g, kept=before_gate)
+    before_gate = ungated.contiguous() if gate else None
+    grad_q, _, partials = problem.sums(pulled, weights.contiguous(), gate, grad=g, ungated=before_gate)
     total, by_colour, by_place, bias = partials.sum(0, dtype=torch.float64).to(torch.float32)
     w, (a, b) = weights[0].to(torch.float32), bandwidths.to(torch.float32)
     # Exponents were summed, |I_j - I_z|^2 / 2 a^2 in units of log 2.

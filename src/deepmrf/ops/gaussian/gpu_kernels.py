@@ -150,15 +150,15 @@ def _rows(
 
 @triton.jit
 def window_sums(
-    keys, colours, bandwidths, scale, q, grad, kept, weights, out, partials, L, T, H, W, first, shown,
+    keys, colours, bandwidths, scale, q, grad, ungated, weights, out, partials, L, T, H, W, first, shown,
     tiles_x, before_t, after_t, before_y, after_y, before_x, after_x, square_t, square_y, square_x,
     BACK: tl.constexpr, GATE: tl.constexpr, KEEP: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr,
     COLOURS: tl.constexpr, GROUP: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """The window sums of TY x TX pixels for GROUP labels, for `shown` frames from the `first` on.
 
-    Forward: keys are q; KEEP writes the sum before the gate to `kept`.
-    BACK: keys are the gradient, the reaches are mirrored, `kept` is read, and `partials` gets the other gradients.
+    Forward: keys are q; KEEP writes the sum before the gate to `ungated`.
+    BACK: keys are the gradient, the reaches are mirrored, `ungated` is read, and `partials` gets the other gradients.
     """
     tile = tl.program_id(0)
     image = (tl.program_id(2) // shown).to(tl.int64)
@@ -214,7 +214,7 @@ def window_sums(
         gradient = tl.load(grad + at, mask=mask, other=0).to(tl.float32)
         result = w * total
         if GATE:
-            result += gradient * tl.load(kept + at, mask=mask, other=0).to(tl.float32)
+            result += gradient * tl.load(ungated + at, mask=mask, other=0).to(tl.float32)
         tl.store(out + at_out, result, mask=mask)
         program = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tile
         tl.store(partials + program * 4, tl.sum(here * total))
@@ -224,7 +224,7 @@ def window_sums(
     else:
         result = w * total
         if KEEP:
-            tl.store(kept + at_out, result, mask=mask)
+            tl.store(ungated + at_out, result, mask=mask)
         if GATE:
             result *= tl.load(q + at, mask=mask, other=0).to(tl.float32)
         tl.store(out + at_out, result + tl.load(weights + 1).to(tl.float32), mask=mask)
