@@ -55,21 +55,21 @@ def type_in(*words: object):
 
 def test_confidence_equals_its_definition():
     random = np.random.default_rng(0)
-    found, pixels = Confidence(ignore=255), []
+    confidence, pixels = Confidence(ignore=255), []
     for size in ((3, 5), (1, 1), (4, 7)):
         log_q = torch.from_numpy(random.normal(0, 3, (2, 4, *size))).log_softmax(1)
         target = torch.from_numpy(random.choice([0, 1, 2, 3, 255], (2, *size)))
-        found.update(log_q, target)
+        confidence.update(log_q, target)
         for b, y, x in np.ndindex(*target.shape):
             if int(target[b, y, x]) != 255:
                 q = log_q[b, :, y, x].exp().tolist()
                 pixels.append((max(q), q.index(max(q)) == int(target[b, y, x]), q[int(target[b, y, x])]))
     error = 0.0
     for low in range(BINS):
-        mine = [p for p in pixels if low == min(int(p[0] * BINS), BINS - 1)]
-        error += abs(sum(p[0] for p in mine) - sum(p[1] for p in mine)) / len(pixels)
+        members = [p for p in pixels if low == min(int(p[0] * BINS), BINS - 1)]
+        error += abs(sum(p[0] for p in members) - sum(p[1] for p in members)) / len(pixels)
     expected = (np.mean([p[0] for p in pixels]), error, -np.mean([math.log(p[2]) for p in pixels]))
-    assert found.compute() == pytest.approx(expected, abs=1e-9)
+    assert confidence.compute() == pytest.approx(expected, abs=1e-9)
 
 
 def test_confidence_of_nothing_and_of_certainty():
@@ -123,15 +123,15 @@ def test_the_command_shows_and_writes(folder, tmp_path):
     out = tmp_path / "calibrated"
     result = type_in("calibrate", folder, "--data", DATA, "-t", 2, "-o", out)
     assert result.exit_code == 0, result.output
-    made, old = read_model(out), read_model(folder)
-    assert (made.mean_field.temperature, old.mean_field.temperature) == (2.0, 1.0)
-    assert all(torch.equal(value, made.state_dict()[name]) for name, value in old.state_dict().items())
+    calibrated, old = read_model(out), read_model(folder)
+    assert (calibrated.mean_field.temperature, old.mean_field.temperature) == (2.0, 1.0)
+    assert all(torch.equal(value, calibrated.state_dict()[name]) for name, value in old.state_dict().items())
     config = json.loads((out / "config.json").read_text())
     assert config["mean_field"]["temperature"] == 2.0
     assert config["metrics"]["calibration"]["temperature"] == 2.0
     image = torch.randint(0, 256, (1, 3, 24, 32), dtype=torch.uint8)
-    assert (made(image) - old(image)).abs().max() > 1e-3
-    torch.testing.assert_close(made.log_unary(image), old.log_unary(image))  # the network says what it said
+    assert (calibrated(image) - old(image)).abs().max() > 1e-3
+    torch.testing.assert_close(calibrated.log_unary(image), old.log_unary(image))  # the network says what it said
 
 
 def test_the_command_says_when_more_should_be_tried(folder):

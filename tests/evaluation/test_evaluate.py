@@ -45,9 +45,9 @@ def test_without_labels_there_is_nothing_to_measure(data):
 
 
 def test_data_is_checked_before_it_is_measured(data):
-    told = []
-    check_labelled(data, progress=lambda *numbers: told.append(numbers))
-    assert told[-1] == (30, 30)
+    calls = []
+    check_labelled(data, progress=lambda *numbers: calls.append(numbers))
+    assert calls[-1] == (30, 30)
     for frames, says in ((False, "has no mask: evaluation needs"), (True, "No pixel of these images has a label")):
         with pytest.raises(ValueError, match=says):
             check_labelled(without_masks(data), frames)

@@ -51,11 +51,11 @@ def naive(predictions, targets, labels, tag_pixels):
         right += sum(prediction[y][x] == target[y][x] for y, x in pixels)
         for c in range(labels):
             truth = {(y, x) for y, x in pixels if target[y][x] == c}
-            found = {(y, x) for y, x in pixels if prediction[y][x] == c}
-            inter[c] += len(truth & found)
-            union[c] += len(truth | found)
+            predicted = {(y, x) for y, x in pixels if prediction[y][x] == c}
+            inter[c] += len(truth & predicted)
+            union[c] += len(truth | predicted)
             true[c] += len(truth)
-            tagged = len(truth) >= tag_pixels, len(found) >= tag_pixels
+            tagged = len(truth) >= tag_pixels, len(predicted) >= tag_pixels
             ever[c] |= any(tagged)
             tags[c].append(tagged[0] == tagged[1])
             if not tagged[0]:
@@ -69,7 +69,7 @@ def naive(predictions, targets, labels, tag_pixels):
                     for y in range(min(y for y, _ in region), max(y for y, _ in region) + 1)
                     for x in range(min(x for _, x in region), max(x for _, x in region) + 1)
                 }
-                for region in (truth, found)
+                for region in (truth, predicted)
             ]
             la[c].append(len(cells[0] & cells[1]) / len(cells[0] | cells[1]))
             if la[c][-1] <= 0.5:
@@ -77,7 +77,7 @@ def naive(predictions, targets, labels, tag_pixels):
             inside = {(y, x) for y in range(height) for x in range(width)}
             around = ((0, 1), (1, 0), (0, -1), (-1, 0))
             true_edge = [(y, x) for y, x in truth if any((y + a, x + b) in inside - truth for a, b in around)]
-            edge = [(y, x) for y, x in found if any((y + a, x + b) in set(pixels) - found for a, b in around)]
+            edge = [(y, x) for y, x in predicted if any((y + a, x + b) in set(pixels) - predicted for a, b in around)]
             radius = max(1.0, 0.0075 * math.hypot(height, width))
             near = [any(math.hypot(y - v, x - u) <= radius for v, u in true_edge) for y, x in edge]
             if near:
@@ -175,9 +175,9 @@ def test_batches_images_and_merged_processes_are_the_same():
     for part, images in zip(parts, (slice(0, 4), slice(4, 6)), strict=True):
         part.update(prediction[images], target[images])
     parts[0].counts.merge_state(parts[1].counts)
-    for made in (one_by_one.compute().to_dict(), parts[0].compute().to_dict()):
+    for values in (one_by_one.compute().to_dict(), parts[0].compute().to_dict()):
         for name, value in whole.items():
-            assert made[name] == pytest.approx(value), name
+            assert values[name] == pytest.approx(value), name
 
 
 def test_without_images_there_is_nothing_to_score():

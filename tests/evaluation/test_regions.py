@@ -21,19 +21,20 @@ def test_boxes_and_their_overlap():
 def test_dilation_is_euclidean(radius):
     masks = torch.rand(2, 13, 17) < 0.03
     places = torch.cartesian_prod(torch.arange(13), torch.arange(17)).double()
-    for mask, made in zip(masks, dilate(masks, radius), strict=True):
+    for mask, dilated in zip(masks, dilate(masks, radius), strict=True):
         near = (torch.cdist(places, mask.nonzero().double()) <= radius + 1e-9).any(1)
-        assert torch.equal(made, near.view(13, 17))
+        assert torch.equal(dilated, near.view(13, 17))
 
 
 def test_boundary_by_hand():
     truth = torch.zeros(1, 3, 9, dtype=torch.bool)
     truth[..., :3] = True  # its boundary is column 2
-    found = torch.zeros_like(truth)
-    found[:, 0, :3] = found[:, 1, :4] = found[:, 2, :5] = True  # columns 2, 3 and 4; and what sticks out below a 0
+    prediction = torch.zeros_like(truth)
+    # columns 2, 3 and 4; and what sticks out below a 0
+    prediction[:, 0, :3] = prediction[:, 1, :4] = prediction[:, 2, :5] = True
     valid = torch.ones(3, 9, dtype=torch.bool)
     # (0, 2), (1, 3) and (2, 4) end rows; (2, 4) also has 0 above, (1, 3) too, (2, 3) does not: r = 1 reaches column 3
-    assert boundary_precision(truth, found, valid).tolist() == [2 / 3]
+    assert boundary_precision(truth, prediction, valid).tolist() == [2 / 3]
     valid[1, 4] = valid[0, 3] = False  # (1, 3) now ends against void everywhere: it is not judged
-    assert boundary_precision(truth, found, valid).tolist() == [0.0]
+    assert boundary_precision(truth, prediction, valid).tolist() == [0.0]
     assert boundary_precision(truth, torch.ones_like(truth), valid).isnan().all()  # no boundary at all

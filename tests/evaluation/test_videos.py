@@ -45,9 +45,9 @@ def test_streamed_scores_are_those_of_whole_sequences(data, models):
     parts = video_models(models)
     assert [p.name for p in parts] == ["network alone", "flat, 2-D", "deep, 3-D rigid", "deep, 3-D linked"]
     assert [p.reach() for p in parts] == [0, 0, 2, 2]
-    told = []
-    found = evaluate_video(parts, data, progress=lambda done, whole: told.append((done, whole)))
-    assert told[-1] == (30, 30)
+    calls = []
+    result = evaluate_video(parts, data, progress=lambda *numbers: calls.append(numbers))
+    assert calls[-1] == (30, 30)
     wholes = [data.read_clip(items) for items in sequences(data)]
     for part in parts:
         scores, consistency = SegmentationMetrics(len(data.labels)), TemporalConsistency()
@@ -56,9 +56,9 @@ def test_streamed_scores_are_those_of_whole_sequences(data, models):
             labels = part(part.model.log_unary(clip), clip, flow).argmax(1)[0]
             scores.update(labels, torch.from_numpy(masks))
             consistency.update(labels, flow)
-        assert found[part.name].scores.miou == pytest.approx(scores.compute().miou, abs=2e-4), part.name
-        assert found[part.name].consistency == pytest.approx(float(consistency.compute()), abs=2e-3), part.name
-    assert len({found[part.name].consistency for part in parts}) == 4
+        assert result[part.name].scores.miou == pytest.approx(scores.compute().miou, abs=2e-4), part.name
+        assert result[part.name].consistency == pytest.approx(float(consistency.compute()), abs=2e-3), part.name
+    assert len({result[part.name].consistency for part in parts}) == 4
 
 
 @torch.no_grad()
@@ -85,19 +85,19 @@ def test_a_frame_sees_all_that_can_change_it(data, normalize, reach):
 
 
 def test_memory_does_not_grow_with_the_sequence(models, monkeypatch):
-    """Frames held at any time, counted where they are handed out."""
-    held = []
+    """Frames in memory at any time, counted where windows are handed out."""
+    frame_counts = []
     windows = videos.windows
 
     def counted(*arguments):
         for window in windows(*arguments):
-            held.append(len(window.frames))
+            frame_counts.append(len(window.frames))
             yield window
 
     monkeypatch.setattr(videos, "windows", counted)
     evaluate_video([VideoModel("deep", models["deep"], "linked")], synthetic((16, 16), "val", count=1, frames=40))
-    assert len(held) == 4
-    assert max(held) == videos.FRAMES_AT_A_TIME + 4
+    assert len(frame_counts) == 4
+    assert max(frame_counts) == videos.FRAMES_AT_A_TIME + 4
 
 
 def test_sequences_are_in_order_and_broken_where_frames_are_missing(tmp_path):
@@ -107,15 +107,15 @@ def test_sequences_are_in_order_and_broken_where_frames_are_missing(tmp_path):
     numbers = [5, 1, 3, 21, 23, 2, 4]
     items = [*[item("a", n) for n in numbers], item("", 0), item("b", 9)]
     data = Dataset(items, synthetic().labels)
-    found = sorted([i.frame for i in one] for one in sequences(data))
-    assert found == [[0], [1, 2, 3, 4, 5], [9], [21, 23]]
+    result = sorted([i.frame for i in one] for one in sequences(data))
+    assert result == [[0], [1, 2, 3, 4, 5], [9], [21, 23]]
 
 
 def test_single_images_have_scores_but_no_consistency(models):
-    found = evaluate_video(video_models({"flat": models["flat"]}), synthetic((32, 40), "val", count=3))
-    assert found["flat, 2-D"].scores.images == 3
-    assert np.isnan(found["flat, 2-D"].consistency)
-    assert found["flat, 2-D"].to_dict()["temporal_consistency"] is None
+    result = evaluate_video(video_models({"flat": models["flat"]}), synthetic((32, 40), "val", count=3))
+    assert result["flat, 2-D"].scores.images == 3
+    assert np.isnan(result["flat, 2-D"].consistency)
+    assert result["flat, 2-D"].to_dict()["temporal_consistency"] is None
 
 
 def test_frames_without_labels_count_for_consistency_alone(data, models):
@@ -123,9 +123,9 @@ def test_frames_without_labels_count_for_consistency_alone(data, models):
     sparse.read_image = data.read_image  # which asks for the mask, too
     sparse.read_mask = lambda item: data.read_mask(item) if item.mask else None
     part = VideoModel("flat", models["flat"], "rigid")
-    found, full = evaluate_video([part], sparse)["flat"], evaluate_video([part], data)["flat"]
-    assert found.scores.images == 6
-    assert found.consistency == full.consistency
+    result, full = evaluate_video([part], sparse)["flat"], evaluate_video([part], data)["flat"]
+    assert result.scores.images == 6
+    assert result.consistency == full.consistency
 
 
 def test_two_processes_share_the_sequences(data, models):

@@ -68,8 +68,8 @@ def test_frames_without_labels_are_void_but_there(tmp_path):
 def test_a_networks_output_is_kept_once_per_frame(tmp_path):
     source = Videos(video(), ClipsRecipe(frames=3), AUGMENT, tmp_path)
     calls = []
-    kept = network_outputs(source, lambda image: calls.append(1) or network(image))
-    assert len(calls) == len(kept) == 10  # frames are in up to three clips
+    outputs = network_outputs(source, lambda image: calls.append(1) or network(image))
+    assert len(calls) == len(outputs) == 10  # frames are in up to three clips
 
 
 @pytest.mark.parametrize("flow", ["exact", "dis", "none"])

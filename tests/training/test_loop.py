@@ -105,9 +105,9 @@ def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
     evaluated = type_in("evaluate", out / "model", "--data", "synthetic:48x64", "--stages", "-o", tmp_path / "scores")
     assert list((out / "tensorboard").iterdir())
     assert evaluated.exit_code == 0, evaluated.output
-    found = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
-    assert found["whole model"]["miou"] == pytest.approx(miou[3], abs=1e-6)
-    assert found["network alone"]["miou"] < miou[3]
+    written = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
+    assert written["whole model"]["miou"] == pytest.approx(miou[3], abs=1e-6)
+    assert written["network alone"]["miou"] < miou[3]
     words = ("evaluate", out / "model", out / "model", "--data", "synthetic:48x64", "--scales", "0.75", "1", "--flip")
     several = type_in(*words, "-o", tmp_path / "several")
     assert several.exit_code == 0, several.output
@@ -116,22 +116,24 @@ def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
 
 
 def test_what_is_fixed_is_computed_once_and_changes_nothing(recipe, tmp_path, monkeypatch):
-    """Label contexts learn from b12's outputs that were kept, as from those computed at every step."""
+    """Label contexts learn from b12's cached outputs as from those computed at every step."""
     settings = read_recipe(recipe, dict(word.removeprefix("--set=").split("=") for word in SHORT))
     cached, calls = batches.cached_penalties, []
     monkeypatch.setattr(batches, "cached_penalties", lambda run: calls.append(len(run.images)) or cached(run))
-    train.train(settings, tmp_path / "kept")
+    train.train(settings, tmp_path / "cached")
     assert len(calls) == 1
     monkeypatch.setattr(batches, "caches_penalty", lambda *_: False)
     monkeypatch.setattr(train, "caches_penalty", lambda *_: False)
     train.train(settings, tmp_path / "anew")
     assert len(calls) == 1
-    found, wanted = (read_model(tmp_path / name / "model").mean_field.label_contexts for name in ("kept", "anew"))
+    from_cache, wanted = (
+        read_model(tmp_path / name / "model").mean_field.label_contexts for name in ("cached", "anew")
+    )
     start = DeepParsingNetwork.from_pretrained(tmp_path / "anew" / "model").mean_field.label_contexts
     torch.nn.init.zeros_(start.weight)
     start.set_compatibility(torch.eye(start.labels))
     moved = (wanted.weight - start.weight).abs().max()
-    assert (found.weight - wanted.weight).abs().max() < 0.02 * moved
+    assert (from_cache.weight - wanted.weight).abs().max() < 0.02 * moved
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -305,13 +307,13 @@ def test_a_finished_model_may_zoom_and_be_less_sure(recipe, tmp_path):
     assert all(torch.equal(value, learned[f"model.{name}"]) for name, value in zoomed.state_dict().items())
     evaluated = type_in("evaluate", out / "model", "--data", "synthetic:48x64", "-o", tmp_path / "scores")
     assert evaluated.exit_code == 0, evaluated.output
-    found = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
+    written = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
     known = json.loads((out / "metrics.json").read_text())["val"]
-    assert found["whole model"]["miou"] == pytest.approx(known[name]["miou"], abs=1e-6)
+    assert written["whole model"]["miou"] == pytest.approx(known[name]["miou"], abs=1e-6)
 
 
 def test_every_recipe_of_the_project_is_valid():
-    found = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
-    assert found
-    for path in found:
+    paths = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+    assert paths
+    for path in paths:
         read_recipe(path)

@@ -23,16 +23,16 @@ def test_lovasz_is_the_equation(seed):
     seen = target != 255
     p = log_q.exp().movedim(1, 0)[:, seen]
     expected = torch.stack([lovasz_reference(p[v], (target[seen] == v).long()) for v in range(4)]).mean()
-    found = lovasz(log_q, target, 255)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(*[torch.autograd.grad(x, log_q, retain_graph=True)[0] for x in (found, expected)])
+    loss = lovasz(log_q, target, 255)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(*[torch.autograd.grad(x, log_q, retain_graph=True)[0] for x in (loss, expected)])
 
 
 def test_certain_and_wrong_pixels_cost_the_iou_they_lose():
     truth = torch.tensor([[[0, 0, 1, 1, 1]]])
-    said = torch.tensor([0, 1, 1, 1, 0])
+    labels = torch.tensor([0, 1, 1, 1, 0])
     log_q = torch.full((1, 2, 1, 5), -60.0, dtype=torch.float64)
-    log_q[0, said, 0, torch.arange(5)] = 0.0
+    log_q[0, labels, 0, torch.arange(5)] = 0.0
     # label 0: 1 of 3 in common, label 1: 2 of 4
     torch.testing.assert_close(lovasz(log_q, truth, 255).item(), ((1 - 1 / 3) + (1 - 2 / 4)) / 2)
 

@@ -96,8 +96,8 @@ def test_links_alone_leave_the_rest_as_it_was(recipe, tmp_path, start):
     out = tmp_path / "run"
     result = type_in("train", recipe, "-o", out, "--set", 'stage.mrf.learn=["links"]')
     assert result.exit_code == 0, result.output
-    made, before = read_model(out / "model"), read_model(start).inflate()
-    moved = {name for name, value in made.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
+    trained, before = read_model(out / "model"), read_model(start).inflate()
+    moved = {name for name, value in trained.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
     assert moved == {f"mean_field.triple_penalty.{name}_weights" for name in ("frame", "link")}
     single = type_in(
         "train", recipe, "-o", tmp_path / "b", "--set", 'stage.mrf.learn=["links"]', "--set", "clips.frames=1"
@@ -113,21 +113,21 @@ def test_a_model_of_images_learns_from_moved_stills(recipe, tmp_path, start, dat
     scores = json.loads((out / "metrics.json").read_text())["val"]["mrf"]
     assert 0 < scores["temporal_consistency"] <= 1
     assert scores["images"] == 5
-    made, before = read_model(out / "model"), read_model(start)
-    assert made.mean_field.dims == 3
-    assert all(torch.equal(v, made.unary.state_dict()[n]) for n, v in before.unary.state_dict().items())
-    assert (made.mean_field.triple_penalty.frame_weights != 0).all()
-    patterns = made.mean_field.label_contexts.weight.detach()
+    trained, before = read_model(out / "model"), read_model(start)
+    assert trained.mean_field.dims == 3
+    assert all(torch.equal(v, trained.unary.state_dict()[n]) for n, v in before.unary.state_dict().items())
+    assert (trained.mean_field.triple_penalty.frame_weights != 0).all()
+    patterns = trained.mean_field.label_contexts.weight.detach()
     assert (patterns[:, :, [0, 2]] != 0).float().mean() > 0.3  # those that were ever the cheapest
     # the centre began where the start was, not at random
     assert (patterns[:, :, 1] - before.mean_field.label_contexts.weight).abs().max() < 0.2
     shown = type_in("evaluate", start, out / "model", "--data", f"folder:{data}", "--video", "-o", tmp_path / "scores")
     assert shown.exit_code == 0, shown.output
     assert "consistency" in shown.output
-    found = json.loads((tmp_path / "scores" / "scores.json").read_text())
-    assert found["video"]
-    assert [name.split(", ")[-1] for name in found["scores"]] == ["network alone", "2-D", "3-D rigid", "3-D linked"]
-    linked = found["scores"]["run, 3-D linked"]
+    written = json.loads((tmp_path / "scores" / "scores.json").read_text())
+    assert written["video"]
+    assert [name.split(", ")[-1] for name in written["scores"]] == ["network alone", "2-D", "3-D rigid", "3-D linked"]
+    linked = written["scores"]["run, 3-D linked"]
     assert linked["miou"] == pytest.approx(scores["miou"], abs=1e-6)
     assert linked["temporal_consistency"] == pytest.approx(scores["temporal_consistency"], abs=1e-6)
     refused = type_in("evaluate", out / "model", "--data", f"folder:{data}", "--flip")
