@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from deepmrf import MeanField
-from deepmrf.cli import predictions as command
+from deepmrf.cli import fit as command
 from deepmrf.data import DataError
 from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.data.volumes import read_volume, unit_range
@@ -400,10 +400,10 @@ def test_fit_and_refine_as_typed(folders, tmp_path, type_in):
 
 
 def test_the_helps_defaults_are_the_settings(type_in):
-    for said, settings in ((command.PICTURES, FitSettings()), (command.VOLUMES, VOLUME_SETTINGS)):
+    for said, settings in ((command.IMAGE_DEFAULTS, FitSettings()), (command.VOLUME_DEFAULTS, VOLUME_SETTINGS)):
         assert said == {name: getattr(settings, name) for name in said}
     changed = {name for name in vars(VOLUME_SETTINGS) if getattr(VOLUME_SETTINGS, name) != getattr(FitSettings(), name)}
-    assert changed - {"penalty_rate", "contexts_rate"} <= set(command.VOLUMES)
+    assert changed - {"penalty_rate", "contexts_rate"} <= set(command.VOLUME_DEFAULTS)
     text = type_in("fit", "--help")[1]
     assert f"{FitSettings().window}; of volumes {VOLUME_SETTINGS.window}" in text
     assert "NIfTI" in text

@@ -2,7 +2,7 @@
 
 console       how commands fail, show progress, and print tables and sentences
 process       threads, memory and output of the process, set when a command runs
-predict, video, predictions, train, evaluate, calibrate, export, bench, data: one file per command
+predict, video, fit, refine, train, evaluate, calibrate, export, bench, data: one file per command
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from deepmrf.cli.calibrate import CALIBRATE_HELP, calibrate_command
 from deepmrf.cli.data import data_app
 from deepmrf.cli.evaluate import EVALUATE_HELP, evaluate_command
 from deepmrf.cli.export import EXPORT_HELP, export_command
+from deepmrf.cli.fit import FIT_HELP, fit_command
 from deepmrf.cli.predict import PREDICT_HELP, predict_command
-from deepmrf.cli.predictions import FIT_HELP, REFINE_HELP, fit_command, refine_command
+from deepmrf.cli.refine import REFINE_HELP, refine_command
 from deepmrf.cli.train import TRAIN_HELP, train_command
 
 app = typer.Typer(

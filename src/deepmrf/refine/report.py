@@ -83,6 +83,27 @@ class FitReport:
         note = f"; label contexts gave {percents['label contexts']} and were left out" if left_out else ""
         return f"mIoU {change}, {accuracy} ({count}){note}."
 
+    def table(self) -> tuple[list[str], list[tuple[str, list[float]]]]:
+        """Headings and rows (title, one share per stage) of the scores of held-out images; of volumes, Dice first."""
+        headings = ["before" if stage == "nothing" else stage for stage in self.scores]
+        miou = [score.miou for score in self.scores.values()]
+        accuracy = [score.pixel_accuracy for score in self.scores.values()]
+        if not self.dice:
+            iou = [score.iou_per_class for score in self.scores.values()]
+            rows = [(name, [values[label] for values in iou]) for label, name in enumerate(self.labels.names)]
+            rows += [("mIoU", miou), ("pixel accuracy", accuracy)]
+            for number, fold in enumerate(self.folds, start=1):
+                rows.append((f"mIoU of fold {number}", [score.miou for score in fold.scores.values()]))
+            return ["IoU, held-out images", *headings], rows
+        dice = [dice_per_label(values) for values in self.dice.values()]  # of the foreground
+        rows = [(name, [values[label] for values in dice]) for label, name in enumerate(self.labels.names[1:])]
+        rows += [("mean Dice", [mean_dice(values) for values in self.dice.values()])]
+        rows += [("mIoU", miou), ("voxel accuracy", accuracy)]
+        for number, fold in enumerate(self.folds, start=1):
+            held_out = [{stem: values[stem] for stem in fold.held_out} for values in self.dice.values()]
+            rows.append((f"mean Dice of fold {number}", [mean_dice(values) for values in held_out]))
+        return ["Dice, held-out volumes", *headings], rows
+
     def to_dict(self) -> dict[str, Any]:
         """The measurements, for JSON."""
         dice = {

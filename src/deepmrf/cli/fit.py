@@ -1,0 +1,99 @@
+"""`deepmrf fit`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from deepmrf.cli import process
+from deepmrf.cli.console import Bars, percent, say, sentences, table, warn
+
+IMAGE_DEFAULTS = {"window": 21, "contexts": 3, "context_size": 7, "crop": 128, "batch": 2}
+IMAGE_DEFAULTS |= {"penalty_steps": 60, "contexts_steps": 120}
+VOLUME_DEFAULTS = {"window": 5, "context_size": 3, "crop": 48, "penalty_steps": 40, "contexts_steps": 300}
+VOLUME_DEFAULTS = IMAGE_DEFAULTS | VOLUME_DEFAULTS
+"""The defaults of FitSettings, repeated so that --help need not import PyTorch; a test holds them equal."""
+
+FIT_HELP = """Learn an MRF for predictions that a network has saved, and say by cross-validation what it gains.
+
+Predictions, images and masks have equal names. Predictions: NAME.npy or .npz (L, H, W), a grey PNG per label
+(NAME/ID.png, NAME_ID.png), or a label map NAME.png with an optional NAME_confidence.png. Masks: ids, 255 is void;
+a labels.json beside them names the labels, and its ids are those of predicted label maps too.
+
+Volumes are told by their images being NIfTI (.nii, .nii.gz): masks too, predictions NAME.npy or .npz (L, D, H, W) or
+NIfTI, one map per label or label ids. The MRF is then 3-D, with the spacing of the headers.
+
+[bold]Example[/bold]
+
+[cyan]deepmrf fit --predictions predictions --images images --masks masks -o mrf[/cyan]
+"""
+
+
+def _by_dims(name: str, text: str) -> Any:
+    """An option whose default depends on whether there are images or volumes."""
+    images, volumes = IMAGE_DEFAULTS[name], VOLUME_DEFAULTS[name]
+    default = f"{images}; of volumes {volumes}" if images != volumes else f"{images}"
+    return typer.Option(help=f"{text}.", show_default=default)
+
+
+def fit_command(
+    predictions: Annotated[Path, typer.Option(help="Folder of the network's predictions.")],
+    images: Annotated[Path, typer.Option(help="Folder of the images.")],
+    masks: Annotated[Path, typer.Option(help="Folder of the true masks.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the MRF into.")],
+    folds: Annotated[int, typer.Option(help="Folds of the cross-validation, by image.")] = 3,
+    kernel: Annotated[str, typer.Option(help="gaussian or distance (the paper's).")] = "gaussian",
+    window: Annotated[int | None, _by_dims("window", "Side of the triple penalty's window, pixels")] = None,
+    contexts: Annotated[
+        int | None, _by_dims("contexts", "Patterns per label; 0 learns the triple penalty alone")
+    ] = None,
+    context_size: Annotated[int | None, _by_dims("context_size", "Side of the patterns, pixels")] = None,
+    crop: Annotated[int | None, _by_dims("crop", "Side of the crops to learn from, pixels")] = None,
+    batch: Annotated[int | None, _by_dims("batch", "Crops per step")] = None,
+    penalty_steps: Annotated[int | None, _by_dims("penalty_steps", "Steps for the triple penalty")] = None,
+    contexts_steps: Annotated[int | None, _by_dims("contexts_steps", "Steps for the label contexts")] = None,
+    labels: Annotated[
+        int | None, typer.Option(help="How many labels, where neither labels.json nor the predictions tell.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of folds, crops and starting values.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Learn an MRF for saved predictions."""
+    sizes = {
+        "window": window,
+        "contexts": contexts,
+        "context_size": context_size,
+        "crop": crop,
+        "batch": batch,
+        "penalty_steps": penalty_steps,
+        "contexts_steps": contexts_steps,
+    }
+    process.prepare()
+    console = Console()
+    with sentences():
+        from deepmrf.refine.fit import default_settings, fit
+        from deepmrf.refine.report import check_fit_folder
+
+        settings = replace(
+            default_settings(images),
+            kernel=kernel,  # type: ignore[arg-type]  # FitSettings checks it
+            folds=folds,
+            labels=labels,
+            seed=seed,
+            device=device,
+            **{name: value for name, value in sizes.items() if value is not None},
+        )
+        check_fit_folder(out)  # before minutes are spent
+        with Bars(console) as bars:
+            report = fit(predictions, images, masks, settings, bars.progress)
+    warn(report.notes, console)
+    say(f"Predictions were read as {report.kind}.", console)
+    headings, rows = report.table()
+    console.print(table(headings, [(title, *[percent(value) for value in values]) for title, values in rows]))
+    say(report.verdict, console)
+    with sentences():
+        say(f"Wrote {report.save(out)} ({report.stage}).", console)
