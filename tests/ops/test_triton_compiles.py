@@ -15,9 +15,9 @@ import sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-def build(kernel, constants, halves=(), integers=(), reals=(), wholes=(), bytes=(), warps=4):
+def build(kernel, constants, halves=(), integers=(), reals=(), wholes=(), bytes=(), longs=(), warps=4):
     kinds = {**dict.fromkeys(halves, "*fp16"), **dict.fromkeys(integers, "i32"), **dict.fromkeys(reals, "fp32")}
-    kinds |= {**dict.fromkeys(wholes, "*i32"), **dict.fromkeys(bytes, "*u8")}
+    kinds |= {**dict.fromkeys(wholes, "*i32"), **dict.fromkeys(bytes, "*u8"), **dict.fromkeys(longs, "*i64")}
     signature = {n: "constexpr" if n in constants else kinds.get(n, "*fp32") for n in kernel.arg_names}
     constants = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
@@ -74,9 +74,30 @@ for minimum, chunk in ((True, 0), (False, 16)):
         integers=["height", "width", "rows_in", "columns_in", "tiles"],
     )
 """
+LATTICE = """
+from deepmrf.ops.lattice import gpu_kernels as kernels
+for axes in (1, 5):
+    build(
+        kernels.simplices, {"AXES": axes, "BLOCK": 256}, longs=["multipliers", "keys"], integers=["points", "total"]
+    )
+block = {"BLOCK_R": 32, "BLOCK_C": 32}
+sizes = ["channels", "stride"]
+build(
+    kernels.splat, block, wholes=["pixels", "starts", "targets"], integers=["chunks", "entries", *sizes]
+)
+build(kernels.combine, block, wholes=["many", "starts"], integers=["first", *sizes])
+build(kernels.blur, block, wholes=["neighbours"], integers=["vertices", *sizes])
+for softmax in (False, True):
+    build(
+        kernels.slice_rows, {**block, "CORNERS": 9, "SOFTMAX": softmax}, wholes=["vertex"],
+        integers=["points", *sizes], reals=["scale"],
+    )
+"""
 
 
-@pytest.mark.parametrize("program", [DISTANCE, GAUSSIAN, CONTEXTS], ids=["distance", "gaussian", "contexts"])
+@pytest.mark.parametrize(
+    "program", [DISTANCE, GAUSSIAN, CONTEXTS, LATTICE], ids=["distance", "gaussian", "contexts", "lattice"]
+)
 def test_for_a_gpu(program: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)

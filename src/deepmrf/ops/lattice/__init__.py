@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepmrf.ops.lattice import cpu
+from deepmrf.ops.lattice import cpu, gpu
 from deepmrf.ops.lattice.build import Lattice, build_plain, neighbours_of_runs
 from deepmrf.ops.registry import Operator
 
@@ -42,6 +42,8 @@ def build_lattice(features: Tensor) -> Lattice:
         raise ValueError(f"Features must be (B, d, N) with d >= 1; these are {tuple(features.shape)}.")
     features = features.detach()
     features = features if features.dtype == torch.float64 else features.float()
+    if features.is_cuda and gpu.can_build(features):
+        return gpu.build(features)
     return cpu.build(features) if cpu.can_build(features) else build_plain(features)
 
 
@@ -59,7 +61,7 @@ def _forward(
     vertices: int,
     transpose: bool,
 ) -> Tensor:
-    """The filter by the tensors of a lattice; tables are (run_ends,) if links are runs, else (), on a GPU `corners`.
+    """The filter by the tensors of a lattice; tables are (run_ends,) if links are runs; on a GPU, splat_tables.
 
     One channel per column; the last row is zero, and stands for the vertices that do not exist (-1).
     """
@@ -112,7 +114,7 @@ operator = Operator(
     fake=_fake,
     save=_save,
     gradients=_gradients,
-    kernels={"numba": "deepmrf.ops.lattice.cpu"},
+    kernels={"triton": "deepmrf.ops.lattice.gpu", "numba": "deepmrf.ops.lattice.cpu"},
     decided_by=("values", "vertex", "weight", "links"),
 )
 
@@ -127,11 +129,11 @@ def lattice_filter(values: Tensor, lattice: Lattice, *, transpose: bool = False)
         )
     if values.numel() == 0:
         return values.clone()
-    tables: list[Tensor] = [lattice.run_ends] if lattice.links.dim() == 1 else []
-    if values.is_cuda:
-        tables = list(lattice.corners)
+    tables: tuple[Tensor, ...] = (lattice.run_ends,) if lattice.links.dim() == 1 else ()
+    if values.is_cuda or lattice.splat_tables:
+        tables = gpu.tables_of(lattice)
     result: Tensor = operator(
-        values.contiguous(), lattice.vertex, lattice.weight, lattice.links, tables, lattice.vertices, transpose
+        values.contiguous(), lattice.vertex, lattice.weight, lattice.links, list(tables), lattice.vertices, transpose
     )
     return result
 

@@ -38,27 +38,26 @@ class Lattice:
     """(B, N, d + 1) int32: row of each point's vertices among those of all images."""
     weight: Tensor
     """(B, N, d + 1) float: barycentric weights."""
-    first_vertex: tuple[int, ...]
-    """(B + 1,) numbers: image b has the vertices first_vertex[b] .. first_vertex[b + 1] - 1."""
+    vertices: int
+    """The number of vertices of all images, M."""
     links: Tensor
     """Which vertices are neighbours: `neighbours` (d + 1, 2, M), or else `runs`, flat, see there."""
     run_ends: Tensor
     """(d + 1, B + 1) int64: the runs of axis j and image b are links[run_ends[j, b] : run_ends[j, b + 1]]. Or empty."""
+    first_vertex: tuple[int, ...] = ()
+    """If links are runs, image b has the vertices first_vertex[b] .. first_vertex[b + 1] - 1."""
+    splat_tables: tuple[Tensor, ...] = ()
+    """What the GPU reads when it splats (gpu.splat_tables), once it is there."""
 
     @property
     def axes(self) -> int:
         """The number of feature axes, d."""
         return self.vertex.shape[2] - 1
 
-    @property
-    def vertices(self) -> int:
-        """The number of vertices of all images, M."""
-        return self.first_vertex[-1]
-
     def to(self, device: torch.device | str) -> Lattice:
         """The same lattice on another device."""
         vertex, weight = self.vertex.to(device), self.weight.to(device)
-        return Lattice(vertex, weight, self.first_vertex, self.neighbours.to(device), self.run_ends.new_empty(0))
+        return Lattice(vertex, weight, self.vertices, self.neighbours.to(device), self.run_ends.new_empty(0))
 
     @cached_property
     def neighbours(self) -> Tensor:
@@ -66,13 +65,6 @@ class Lattice:
         if self.links.dim() == 3:
             return self.links
         return neighbours_of_runs(self.links, self.run_ends, self.vertices)
-
-    @cached_property
-    def corners(self) -> tuple[Tensor, Tensor]:
-        """All (point, corner) pairs by vertex, for sums without atomics: ((B N (d + 1),) pairs, (M + 1,) starts)."""
-        vertex, order = torch.sort(self.vertex.flatten(), stable=True)
-        every = torch.arange(self.vertices + 1, device=vertex.device, dtype=vertex.dtype)
-        return order.int(), torch.searchsorted(vertex, every, out_int32=True)
 
 
 def neighbours_of_runs(runs: Tensor, run_ends: Tensor, vertices: int) -> Tensor:
@@ -107,6 +99,15 @@ def key_multipliers(extents: Sequence[int]) -> list[int]:
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         result.append(((z ^ (z >> 31)) | 1) - 2**63)
     return result
+
+
+def key_extents(reach: Sequence[float]) -> list[int]:
+    """How far apart the coordinates of vertices and their neighbours may be, axis by axis, from the largest magnitude
+    of each scaled feature: a lifted coordinate is a sum of them, that before its own axis as many times as its number.
+    """
+    axes = len(reach)
+    largest = [sum(reach[i:]) + i * reach[max(i - 1, 0)] for i in range(axes)]
+    return [2 * math.ceil(x) + 6 * (axes + 1) + 1 for x in largest]
 
 
 def lift(features: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ def build_plain(features: Tensor) -> Lattice:
     if batch * points == 0:
         empty = torch.empty(axes + 1, 2, 0, dtype=torch.int32, device=features.device)
         weight = weight.mT.contiguous()
-        return Lattice(weight.int(), weight, (0,) * (batch + 1), empty, empty.new_empty(0))
+        return Lattice(weight.int(), weight, 0, empty, empty.new_empty(0))
     low, high = torch.stack(torch.aminmax(origin.transpose(0, 1).flatten(1), dim=1)).tolist()
     extents = [int(b - a) + 1 + 4 * (axes + 1) for a, b in zip(low[:axes], high[:axes], strict=True)]
     multipliers = key_multipliers([*extents, batch])
@@ -168,17 +169,16 @@ def build_plain(features: Tensor) -> Lattice:
     for r in range(1, axes + 1):
         keys.append(keys[-1] + multiplier.sum() - (axes + 1) * multiplier[axis_of_rank[:, axes + 1 - r]])
     steps = (axes + 1) * multiplier - multiplier.sum()
-    vertex, neighbours, first = _number(torch.stack(keys, dim=2), steps)
-    ends = torch.searchsorted(first, torch.arange(batch + 1, device=first.device) * points * (axes + 1))
-    return Lattice(vertex, weight.mT.contiguous(), tuple(ends.tolist()), neighbours, neighbours.new_empty(0))
+    vertex, neighbours = _number(torch.stack(keys, dim=2), steps)
+    return Lattice(vertex, weight.mT.contiguous(), neighbours.shape[2], neighbours, neighbours.new_empty(0))
 
 
-def _number(keys: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Vertices in the order of their first touch by keys (B, N, d + 1), their neighbours, and where each is touched."""
+def _number(keys: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Vertices in the order of their first touch by keys (B, N, d + 1), and their neighbours."""
     distinct, which = torch.unique(keys.flatten(), return_inverse=True)
     touch = torch.arange(which.numel(), device=keys.device)
     first = torch.full_like(distinct, which.numel()).scatter_reduce_(0, which, touch, "amin")
-    first, order = torch.sort(first)
+    order = torch.argsort(first)
     row = torch.empty_like(order)
     row[order] = torch.arange(len(order), device=keys.device)
     neighbours = []
@@ -187,4 +187,4 @@ def _number(keys: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             index = torch.searchsorted(distinct, target).clamp_(max=len(distinct) - 1)
             neighbours.append(torch.where(distinct[index] == target, row[index], -1).int())
     shape = (len(steps), 2, len(distinct))
-    return row[which].int().view(keys.shape), torch.stack(neighbours).view(shape), first
+    return row[which].int().view(keys.shape), torch.stack(neighbours).view(shape)

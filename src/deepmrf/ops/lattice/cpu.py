@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deepmrf.ops.jobs import run_jobs
-from deepmrf.ops.lattice.build import Lattice, key_multipliers, require_finite, scale_factors
+from deepmrf.ops.lattice.build import Lattice, key_extents, key_multipliers, require_finite, scale_factors
 from deepmrf.ops.registry import Implementation, installed
 
 MIN_POINTS_PER_PART = 4096
@@ -55,7 +54,7 @@ def build(features: Tensor) -> Lattice:
     joined = np.concatenate([*parts, np.full(FETCH_AHEAD, -1, np.int32)])
     vertices, weights, _, _ = zip(*images, strict=True)
     vertex, weight = (torch.from_numpy(a[0][None] if len(a) == 1 else np.stack(a)) for a in (vertices, weights))
-    return Lattice(vertex, weight, tuple(first), torch.from_numpy(joined), torch.tensor(ends))
+    return Lattice(vertex, weight, first[-1], torch.from_numpy(joined), torch.tensor(ends), tuple(first))
 
 
 def _build_image(features: np.ndarray[Any, Any]) -> tuple[Any, Any, list[Any], int]:
@@ -66,9 +65,7 @@ def _build_image(features: np.ndarray[Any, Any]) -> tuple[Any, Any, list[Any], i
     scales = np.array(scale_factors(axes, torch.float32), np.float32)
     reach = np.maximum(features.max(1), -features.min(1)).astype(np.float64) * scales
     require_finite(bool(np.isfinite(reach).all()))
-    # A lifted coordinate is at most a sum of scaled features, that of its own axis as many times as its number.
-    extents = [2 * math.ceil(reach[i:].sum() + i * reach[i - 1 if i else 0]) + 6 * (axes + 1) + 1 for i in range(axes)]
-    multipliers = np.array([*key_multipliers(extents), 0], np.int64)
+    multipliers = np.array([*key_multipliers(key_extents(reach.tolist())), 0], np.int64)
     vertex, weight = np.empty((points, axes + 1), np.int32), np.empty((points, axes + 1), np.float32)
     parts = parts_of(points)
     tables: list[Any] = [None] * len(parts)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deepmrf.ops.lattice import cpu_mean_field, lattice_filter
+from deepmrf.ops.lattice import cpu_mean_field, gpu_mean_field, lattice_filter
 from deepmrf.ops.lattice.terms import NORMALISATIONS, PairwiseTerm, normalisation
 from deepmrf.ops.registry import needs_gradient
 
@@ -23,8 +23,12 @@ __all__ = ["NORMALISATIONS", "PairwiseTerm", "mean_field", "normalisation"]
 
 def mean_field(unary: Tensor, terms: Sequence[PairwiseTerm], iterations: int) -> Tensor:
     """q (B, L, N) after some iterations from the energies unary (B, L, N); gradients flow to unary and C."""
-    if not needs_gradient(unary, *(t.compatibility for t in terms)) and cpu_mean_field.suits(unary, terms):
-        return cpu_mean_field.mean_field(unary, terms, iterations)
+    learned = [x for t in terms for x in (t.compatibility, t.before, t.after) if x is not None]
+    if not needs_gradient(unary, *learned):
+        for fast in (gpu_mean_field, cpu_mean_field):
+            if fast.suits(unary, terms):
+                result: Tensor = fast.mean_field(unary, terms, iterations)
+                return result
     q = torch.softmax(-unary, dim=1)
     for _ in range(iterations):
         energy = unary
