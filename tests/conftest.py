@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,6 +120,23 @@ def newq():
         return unnormalised / unnormalised.sum(0)
 
     return update
+
+
+@pytest.fixture
+def python_blocks():
+    """python_blocks("docs/video.md", image=...): run every Python block of a document as one session, with these names.
+
+    Returns the names that the session has at its end.
+    """
+
+    def run(document, **scope):
+        blocks = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / document).read_text(), re.S)
+        assert blocks, f"{document} has no Python"
+        for block in blocks:
+            exec(compile(block, document, "exec"), scope)
+        return scope
+
+    return run
 
 
 @pytest.fixture(scope="session")

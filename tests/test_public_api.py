@@ -1,0 +1,162 @@
+"""The public API as a list. Programs and shell scripts rely on it: edit it only when you change it on purpose."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+import typer
+
+import deepmrf
+from deepmrf.cli import app
+
+NAMES = {
+    "deepmrf": "DeepParsingNetwork LabelContexts MeanField Segmentation Segmenter TriplePenalty crf_rnn dense_crf load "
+    "ops",
+    "deepmrf.data": "ANIMALS CAMVID CITYSCAPES VOC Augment DataError DataReport Dataset Item LabelSet add_sbd animals "
+    "camvid check cityscapes coco folder get open_data synthetic voc write_folder",
+    "deepmrf.densecrf": "CONST_KERNEL DIAG_KERNEL FULL_KERNEL NORMALIZE_AFTER NORMALIZE_BEFORE NORMALIZE_SYMMETRIC "
+    "NO_NORMALIZATION DenseCRF DenseCRF2D KernelType NormalizationType bilateralfilter bilateralfilter_batch utils",
+    "deepmrf.export": "TOLERANCE Comparison centre_crops check_path compare export synthetic_images",
+    "deepmrf.flow": "Flow between cached compose consistent estimate inside join read_flo warp",
+    "deepmrf.layers": "LabelContexts MeanField TriplePenalty crf_rnn dense_crf",
+    "deepmrf.losses": "DenseCRFLoss GatedCRFLoss",
+    "deepmrf.ops": "distance_penalty gaussian_blur gaussian_penalty label_contexts local_sum low_rank_contexts "
+    "separate strided_contexts use",
+    "deepmrf.unary": "VGG16 Fast Loaded Strong Volume Wrapped build wrap",
+    "deepmrf.video": "ExistingFileError Frame FrameResult FrameSource Stream VideoReport Writer open_source record "
+    "segment_video",
+}
+"""Package: what its __all__ holds."""
+
+PARAMETERS = {
+    "MeanField": "labels dims window contexts context_size context_rank context_stride iterations kernel gate features "
+    "unary spacing average smoothness normalize size temporal temperature",
+    "MeanField.forward": "self log_p image flow",
+    "MeanField.belief": "self log_p",
+    "MeanField.tempered": "self log_p",
+    "MeanField.from_penalty": "self log_p t",
+    "MeanField.energy": "self labels log_p image",
+    "MeanField.free_energy": "self log_q log_p image",
+    "MeanField.inflate": "self window_frames context_frames frame_spacing",
+    "MeanField.compress": "self rank stride",
+    "MeanField.reach": "self",
+    "TriplePenalty": "window dims kernel gate features spacing average smoothness normalize size temporal",
+    "TriplePenalty.forward": "self q image norms links",
+    "TriplePenalty.weights": "self",
+    "TriplePenalty.widths": "self",
+    "LabelContexts": "labels contexts size dims rank stride",
+    "LabelContexts.forward": "self t links",
+    "LabelContexts.set_compatibility": "self compatibility",
+    "LabelContexts.compress": "self rank stride",
+    "dense_crf": "labels dims window iterations appearance colour_width position_width smoothness smooth_width "
+    "normalize features spacing learn",
+    "crf_rnn": "labels iterations learn settings",
+    "load": "name more device scales flip tile size max_pixels",
+    "Segmenter": "models device scales flip tile size max_pixels",
+    "Segmenter.__call__": "self image probabilities",
+    "Segmenter.batch": "self images probabilities",
+    "Segmenter.shrunk": "self image",
+    "DeepParsingNetwork": "unary mean_field labels card",
+    "DeepParsingNetwork.build": "network labels options mrf",
+    "DeepParsingNetwork.forward": "self image flow",
+    "DeepParsingNetwork.log_unary": "self image",
+    "DeepParsingNetwork.refined": "self log_p image flow",
+    "DeepParsingNetwork.inflate": "self window_frames context_frames",
+    "DeepParsingNetwork.config": "self",
+    "Segmentation": "labels confidence image label_set probabilities",
+    "Segmentation.__getitem__": "self name",
+    "Segmentation.__contains__": "self name",
+    "Segmentation.summary": "self",
+    "Segmentation.totals": "self",
+    "Segmentation.overlay": "self opacity longest",
+    "Segmentation.mask": "self",
+    "Segmentation.save": "self path",
+    "Segmentation.save_labels": "self path note",
+    "Segmentation.save_overlay": "self path longest",
+    "data.open_data": "spec split",
+    "export.export": "model path images tolerance",
+    "flow.estimate": "frames method",
+    "losses.DenseCRFLoss": "colour_width position_width scale ignore_labels nonnegative",
+    "losses.GatedCRFLoss": "window colour_width position_width ignore_labels nonnegative",
+    "ops.distance_penalty": "q features weights window spacing gate frame",
+    "ops.gaussian_penalty": "q features weights bandwidths window spacing gate frame",
+    "ops.label_contexts": "t weight bias contexts",
+    "unary.build": "name labels options",
+    "unary.wrap": "module labels mean std value_range output multiple",
+    "video.record": "segmenter source out labels flow consistency max_frames fps overwrite resume progress",
+    "video.segment_video": "segmenter source flow consistency max_frames fps",
+}
+"""Callable of deepmrf: names of its parameters, in their order."""
+
+PROPERTIES = {
+    "MeanField": "iterations temperature",
+    "Segmenter": "identity labels model",
+    "DeepParsingNetwork": "for_volumes",
+    "Segmentation": "colours names",
+}
+
+COMMANDS = {
+    "predict": "INPUTS --out -o --model -m --scales --flip --tile --size --device --batch --overlay --no-overlay "
+    "--probabilities --overwrite --recursive -r --json --max-pixels --labels --frames-as-video --fps --max-frames "
+    "--flow --consistency",
+    "train": "RECIPE --out -o --set --resume",
+    "evaluate": "MODELS --data --split --scales --flip --stages --video --device --out -o",
+    "calibrate": "MODEL --data --split --temperature -t --device --out -o",
+    "fit": "--predictions --images --masks --out -o --folds --kernel --window --contexts --context-size --crop --batch "
+    "--penalty-steps --contexts-steps --labels --seed --device",
+    "refine": "MRF --predictions --images --out -o --preset --labels --probabilities --overwrite --device",
+    "export": "MODEL --out -o --image --tolerance",
+    "bench": "",  # passed on to benchmarks/bench
+    "data get": "NAME --to",
+    "data check": "NAME PATH --split",
+}
+"""Command: its arguments and options."""
+
+
+def look_up(name):
+    value = deepmrf
+    for step in name.split("."):
+        value = getattr(value, step)
+    return value
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_names(package):
+    module = importlib.import_module(package)
+    assert sorted(module.__all__) == sorted(NAMES[package].split())
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name):
+    assert list(inspect.signature(look_up(name)).parameters) == PARAMETERS[name].split()
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_properties(name):
+    for property_name in PROPERTIES[name].split():
+        assert not callable(inspect.getattr_static(look_up(name), property_name))
+
+
+def commands(group, prefix=""):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+def words(command):
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            yield parameter.name.upper()
+        else:
+            yield from (*parameter.opts, *parameter.secondary_opts)
+
+
+def test_commands_and_their_options():
+    actual = {name: sorted(words(command)) for name, command in commands(typer.main.get_command(app))}
+    assert actual == {name: sorted(text.split()) for name, text in COMMANDS.items()}
