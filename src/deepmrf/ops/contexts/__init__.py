@@ -28,11 +28,11 @@ _CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 def label_contexts_reference(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> Tensor:
     """The equations above, one pair of pixels at a time: O(pixels^2 L^2 K). For readers and tests only."""
     size, window = t.shape[2:], weight.shape[2:]
-    place = [tuple(p) for p in torch.cartesian_prod(*[torch.arange(n) for n in size]).view(-1, len(size)).tolist()]
+    pixels = [tuple(p) for p in torch.cartesian_prod(*[torch.arange(n) for n in size]).view(-1, len(size)).tolist()]
     o13 = []
-    for i in place:
+    for i in pixels:
         paid = bias[None].expand(t.shape[0], -1)  # (B, L * K)
-        for j in place:
+        for j in pixels:
             at = [jj - ii + before for jj, ii, (before, _) in zip(j, i, reaches(window), strict=True)]
             if all(0 <= a < n for a, n in zip(at, window, strict=True)):
                 paid = paid + t[(..., *j)] @ weight[(..., *at)].T

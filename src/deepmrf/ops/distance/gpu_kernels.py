@@ -100,11 +100,11 @@ def _between(end, start, before, after, NB: tl.constexpr, G: tl.constexpr, K: tl
     # Side by side on one axis: Triton exchanges such a gather through shared memory, and waits for all warps but once;
     # on more axes it would shuffle, far too often. A thread has eight numbers of `both`: the first of all threads stand
     # together there, then the second of all, so that neighbouring threads never ask the same bank.
-    place = tl.arange(0, NB * G * K * 2)
-    column = place // (2 * G * K) * K + place // 2 % K + tl.where(place % 2 == 0, after, -before - 1)
+    index = tl.arange(0, NB * G * K * 2)
+    column = index // (2 * G * K) * K + index // 2 % K + tl.where(index % 2 == 0, after, -before - 1)
     inside = (column >= 0) & (column < NB * K)
-    source = column // K * (G * K) + place // (2 * K) % G * K + column % K
-    source = (source % 4 * 2 + place % 2) * (NB * G * K // 4) + source // 4
+    source = column // K * (G * K) + index // (2 * K) % G * K + column % K
+    source = (source % 4 * 2 + index % 2) * (NB * G * K // 4) + source // 4
     both = tl.reshape(tl.trans(tl.reshape(tl.join(end, start), (NB * G * K // 4, 8))), (NB * G * K * 2,))
     moved = tl.where(inside, tl.gather(both, tl.where(inside, source, 0), 0), 0.0)
     last, first = tl.split(tl.reshape(moved, (NB, G, K, 2)))
@@ -185,7 +185,7 @@ def window_sums(
                 squares += (step * step * by_y + far) * value
             products, squares = _add(products, squares, value, feature, by_colour, F)
 
-    u = (k - K // 2).to(tl.float32)  # place inside a stretch of K columns
+    u = (k - K // 2).to(tl.float32)  # position inside a stretch of K columns
     to_right = u - after_x  # from a window's last column to its centre
     to_left = u + (before_x + 1)  # from the column before a window's first to its centre
     crossing = (k + before_x + after_x + 1 >= K).to(tl.float32)
@@ -203,7 +203,7 @@ def window_sums(
             left = _load(x, q, at + leaving * W, inside & (one + leaving > 0), GATED)
 
         # Along the row: each window is the end of one stretch and the start of the next, or lies inside one. What a
-        # window's centre j knows (its features, its place) enters at both ends, so that one number per end travels.
+        # window's centre j knows (its features, its position) enters at both ends, so that one number per end travels.
         mass_end, mass_start = _ends(mass, crossing, NB, G, K)
         slope_end, slope_start = _ends(u * mass, crossing, NB, G, K)
         position_end = by_x * to_right * (to_right * mass_end - 2 * slope_end)

@@ -201,10 +201,10 @@ def _backward(
     pulled = problem.pack(g.to(torch.float32) * x if gate else g, features_too=True)
     before_gate = ungated.contiguous() if gate else None
     grad_q, _, partials = problem.sums(pulled, weights.contiguous(), gate, grad=g, ungated=before_gate)
-    total, by_colour, by_place, bias = partials.sum(0, dtype=torch.float64).to(torch.float32)
+    total, by_colour, by_position, bias = partials.sum(0, dtype=torch.float64).to(torch.float32)
     w, (a, b) = weights[0].to(torch.float32), bandwidths.to(torch.float32)
     # Exponents were summed, |I_j - I_z|^2 / 2 a^2 in units of log 2.
-    grad_bandwidths = torch.stack([by_colour / a, by_place / b]) * (2 * math.log(2) * w)
+    grad_bandwidths = torch.stack([by_colour / a, by_position / b]) * (2 * math.log(2) * w)
     if features_too:
         scale = w / a * -math.sqrt(2 * math.log(2))  # -w / a^2, and I' is I times sqrt(0.5 / log 2) / a
         grad_features = (problem.feature_pull(pulled, problem.pack(x, features_too=False)) * scale).to(q.dtype)

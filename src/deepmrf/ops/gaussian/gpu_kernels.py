@@ -53,7 +53,7 @@ def pack(
 
 
 @triton.jit
-def _place(x_query, x_key, x_tile, x_first, reach_before, reach_after, W, scale, EXPONENT: tl.constexpr):
+def _column_exponent(x_query, x_key, x_tile, x_first, reach_before, reach_after, W, scale, EXPONENT: tl.constexpr):
     """EXPONENT minus the exponent of the columns' distance; OUTSIDE of window or image. (queries, keys)"""
     # x_key - x_query as a product of matrices, exact for such small numbers: it lies in registers as the matrix units
     # leave their results, what is computed from it does too, and so s needs no way through shared memory to the next.
@@ -70,7 +70,7 @@ def _place(x_query, x_key, x_tile, x_first, reach_before, reach_after, W, scale,
 
 
 @triton.jit
-def _row_place(y_query, y_key, reach_before, reach_after, scale):
+def _row_exponent(y_query, y_key, reach_before, reach_after, scale):
     """The same for the rows: (queries,)."""
     step = y_key - y_query
     near = (step >= -reach_before) & (step <= reach_after)
@@ -115,8 +115,8 @@ def _colours_at_once(colours, pixel, mask, F: tl.constexpr, COLOURS: tl.constexp
 
 @triton.jit
 def _rows(
-    total, by_colour, by_place, y_from, y_to, keys, colours, at_frame, frame_place, place, query_features, x_query,
-    y_query, x_key, label, W, before_y, after_y, scale_y,
+    total, by_colour, by_position, y_from, y_to, keys, colours, at_frame, exponent_t, exponent_x, query_features,
+    x_query, y_query, x_key, label, W, before_y, after_y, scale_y,
     CENTRE: tl.constexpr, MOMENTS: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr, COLOURS: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -126,26 +126,26 @@ def _rows(
         pixel = at_frame + y * W + x_key
         value = tl.load(keys + pixel[:, None] * LABELS + label[None, :], mask=there[:, None], other=0)
         key_features = _colours_at_once(colours, pixel, there, F, COLOURS, KEYS)
-        row = _row_place(y_query, y, before_y, after_y, scale_y) + frame_place
-        nearness = place + row[:, None]
+        row = _row_exponent(y_query, y, before_y, after_y, scale_y) + exponent_t
+        nearness = exponent_x + row[:, None]
         if CENTRE:
             centre = (y_query[:, None] == y) & (x_query[:, None] == x_key[None, :])
             nearness = tl.where(centre, OUTSIDE, nearness)
         if MOMENTS:
-            colour = tl.zeros(place.shape, tl.float32)
+            colour = tl.zeros(exponent_x.shape, tl.float32)
             for c in tl.static_range(F):
                 step = query_features[c][:, None] - key_features[c][None, :]
                 colour += step * step
             s = tl.exp2(nearness - colour)
             total = tl.dot(s.to(value.dtype), value, total)
             by_colour = tl.dot((s * colour).to(value.dtype), value, by_colour)
-            by_place = tl.dot((s * (S_EXPONENT - nearness)).to(value.dtype), value, by_place)
+            by_position = tl.dot((s * (S_EXPONENT - nearness)).to(value.dtype), value, by_position)
         else:
             for c in tl.static_range(F):
                 step = query_features[c][:, None] - key_features[c][None, :]
                 nearness -= step * step
             total = tl.dot(tl.exp2(nearness).to(value.dtype), value, total)
-    return total, by_colour, by_place
+    return total, by_colour, by_position
 
 
 @triton.jit
@@ -177,30 +177,33 @@ def window_sums(
 
     total = tl.zeros((TY * TX, GROUP), tl.float32)
     by_colour = tl.zeros((TY * TX, GROUP), tl.float32)
-    by_place = tl.zeros((TY * TX, GROUP), tl.float32)
+    by_position = tl.zeros((TY * TX, GROUP), tl.float32)
     y_first = tl.maximum(y_start - before_y, 0)
     y_end = tl.minimum(y_start + TY + after_y, H)
     for x in range(tl.maximum(x_start - before_x, 0), tl.minimum(x_start + TX + after_x, W), KEYS):
         x_key = x + tl.arange(0, KEYS)
-        place = _place(x_query, x_key, x_start, x, before_x, after_x, W, scale_x, S_EXPONENT)
+        exponent_x = _column_exponent(x_query, x_key, x_start, x, before_x, after_x, W, scale_x, S_EXPONENT)
         for frame in range(tl.maximum(t - before_t, 0), tl.minimum(t + after_t, T - 1) + 1):
             at_frame = at_image + frame * H * W
             step = (frame - t).to(tl.float32)
-            frame_place = -scale_t * step * step
+            exponent_t = -scale_t * step * step
             # Three stretches of rows, so that only the middle one looks for the query itself; other frames need one.
             y_own = tl.where(frame == t, y_start, y_end)
             y_rest = tl.where(frame == t, tl.minimum(y_start + TY, H), y_end)
-            total, by_colour, by_place = _rows(
-                total, by_colour, by_place, y_first, y_own, keys, colours, at_frame, frame_place, place, query_features,
-                x_query, y_query, x_key, label, W, before_y, after_y, scale_y, False, BACK, F, LABELS, COLOURS, KEYS,
+            total, by_colour, by_position = _rows(
+                total, by_colour, by_position, y_first, y_own, keys, colours, at_frame, exponent_t, exponent_x,
+                query_features, x_query, y_query, x_key, label, W, before_y, after_y, scale_y, False, BACK, F, LABELS,
+                COLOURS, KEYS,
             )  # fmt: skip
-            total, by_colour, by_place = _rows(
-                total, by_colour, by_place, y_own, y_rest, keys, colours, at_frame, frame_place, place, query_features,
-                x_query, y_query, x_key, label, W, before_y, after_y, scale_y, True, BACK, F, LABELS, COLOURS, KEYS,
+            total, by_colour, by_position = _rows(
+                total, by_colour, by_position, y_own, y_rest, keys, colours, at_frame, exponent_t, exponent_x,
+                query_features, x_query, y_query, x_key, label, W, before_y, after_y, scale_y, True, BACK, F, LABELS,
+                COLOURS, KEYS,
             )  # fmt: skip
-            total, by_colour, by_place = _rows(
-                total, by_colour, by_place, y_rest, y_end, keys, colours, at_frame, frame_place, place, query_features,
-                x_query, y_query, x_key, label, W, before_y, after_y, scale_y, False, BACK, F, LABELS, COLOURS, KEYS,
+            total, by_colour, by_position = _rows(
+                total, by_colour, by_position, y_rest, y_end, keys, colours, at_frame, exponent_t, exponent_x,
+                query_features, x_query, y_query, x_key, label, W, before_y, after_y, scale_y, False, BACK, F, LABELS,
+                COLOURS, KEYS,
             )  # fmt: skip
 
     w = tl.load(weights).to(tl.float32)
@@ -219,7 +222,7 @@ def window_sums(
         program = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tile
         tl.store(partials + program * 4, tl.sum(here * total))
         tl.store(partials + program * 4 + 1, tl.sum(here * by_colour) * undo)
-        tl.store(partials + program * 4 + 2, tl.sum(here * by_place) * undo)
+        tl.store(partials + program * 4 + 2, tl.sum(here * by_position) * undo)
         tl.store(partials + program * 4 + 3, tl.sum(gradient))
     else:
         result = w * total
@@ -265,14 +268,14 @@ def feature_pull(
     for x in range(tl.maximum(x_start - before_x, 0), tl.minimum(x_start + TX + after_x, W), KEYS):
         x_key = x + tl.arange(0, KEYS)
         there = x_key < W
-        place = _place(x_query, x_key, x_start, x, before_x, after_x, W, scale_x, 0)
+        exponent_x = _column_exponent(x_query, x_key, x_start, x, before_x, after_x, W, scale_x, 0)
         for frame in range(tl.maximum(t - before_t, 0), tl.minimum(t + after_t, T - 1) + 1):
             step_t = (frame - t).to(tl.float32)
             for y in range(y_first, y_end):
                 key = at_image + frame * H * W + y * W + x_key
                 key_features = _colours_at_once(colours, key, there, F, COLOURS, KEYS)
-                row = _row_place(y_query, y, before_y, after_y, scale_y) - scale_t * step_t * step_t
-                nearness = place + row[:, None]
+                row = _row_exponent(y_query, y, before_y, after_y, scale_y) - scale_t * step_t * step_t
+                nearness = exponent_x + row[:, None]
                 for c in tl.static_range(F):
                     step = query_features[c][:, None] - key_features[c][None, :]
                     nearness -= step * step
