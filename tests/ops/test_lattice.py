@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import numpy as np
 import pytest
 import torch
 
@@ -173,3 +176,97 @@ def test_plain_build_is_the_same(agree):
     assert plain.vertices == chosen.vertices
     for name in ("vertex", "weight", "neighbours"):
         assert torch.equal(getattr(plain, name), getattr(chosen, name)), name
+
+
+def photograph(height, width):
+    """(1, 3, height, width) uint8: smooth colours, an edge, and some noise."""
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    waves = [torch.sin(rows / (7 + k) + columns / (11 - k)) * 60 + 90 for k in range(3)]
+    image = torch.stack(waves) + 60 * (columns > width // 3) + torch.randint(0, 9, (3, height, width))
+    return image.to(torch.uint8)[None]
+
+
+def dense_crf_terms(image, kind="symmetric", compatibility=(-3.0, -10.0)):
+    """A position kernel and a bilateral kernel, with the settings most people use."""
+    lattices = [
+        position_lattice(image.shape[2:], 3.0, reverse=True),
+        build_lattice(bilateral_features(image, 40.0, 13.0, reverse=True)),
+    ]
+    weights = [torch.as_tensor(w) for w in compatibility]
+    return [PairwiseTerm(x, w, *normalisation(x, kind)) for x, w in zip(lattices, weights, strict=True)]
+
+
+@pytest.mark.parametrize("labels", [1, 2, 21, 33, 200])
+def test_fast_mean_field_is_the_plain_one(labels, agree):
+    image = photograph(101, 91)  # large enough to be shared by threads
+    unary = torch.rand(1, labels, 101 * 91) * 4
+    plain = mean_field(unary.clone().requires_grad_(), dense_crf_terms(image), 3)
+    fast = mean_field(unary, dense_crf_terms(image), 3)
+    agree(fast, plain, 1e-5)
+    assert torch.equal(fast, mean_field(unary, dense_crf_terms(image), 3))
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "before", "after", "none"])
+@pytest.mark.parametrize("form", ["negative", "diagonal", "matrix"])
+def test_fast_mean_field_of_every_kind(kind, form, agree):
+    image = torch.cat([photograph(9, 14), photograph(9, 14).flip(3)])
+    compatibility = {"negative": torch.tensor(0.1), "diagonal": torch.rand(5), "matrix": torch.rand(5, 5)}[form]
+    terms = dense_crf_terms(image, kind, [compatibility / 10] * 2)
+    unary = torch.rand(2, 5, 9 * 14) * 4
+    agree(mean_field(unary, terms, 2), mean_field(unary.clone().requires_grad_(), terms, 2), 1e-5)
+
+
+def test_threads_find_the_same_lattice():
+    features = bilateral_features(photograph(120, 110), 20.0, 7.0)
+    lattices, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            lattices.append(build_lattice(features))
+    finally:
+        torch.set_num_threads(threads)
+    for other in lattices[1:]:
+        for name in ("vertex", "weight", "neighbours"):
+            assert torch.equal(getattr(lattices[0], name), getattr(other, name)), name
+
+
+def test_noise_needs_little_memory():
+    """Peak of numpy's arrays: two arrays of rows, and less than eight times the unary for all the rest."""
+    image = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
+    terms = dense_crf_terms(image)
+    unary = torch.rand(1, 8, 128 * 128)
+    mean_field(unary[:, :, :16].contiguous(), dense_crf_terms(image[:, :, :4, :4]), 1)  # compile
+    tracemalloc.start()
+    mean_field(unary, terms, 2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    rows = sum(t.lattice.vertices for t in terms) * 8 * 4
+    assert peak < 2.2 * rows + 8 * unary.numel() * 4
+
+
+def test_label_maps_of_pydensecrf():
+    """Equal in every pixel."""
+    densecrf = pytest.importorskip("pydensecrf.densecrf")
+    image, unary = photograph(61, 53), torch.rand(21, 61 * 53) * 3
+    theirs = densecrf.DenseCRF2D(53, 61, 21)
+    theirs.setUnaryEnergy(unary.numpy())
+    theirs.addPairwiseGaussian(sxy=3, compat=3)
+    theirs.addPairwiseBilateral(sxy=40, srgb=13, rgbim=image[0].permute(1, 2, 0).contiguous().numpy(), compat=10)
+    expected = torch.from_numpy(np.array(theirs.inference(10)))
+    result = mean_field(unary[None], dense_crf_terms(image), 10)[0]
+    assert torch.equal(result.argmax(0), expected.argmax(0))
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-4)
+
+
+def test_tiny_widths():
+    """Coordinates that need more than 16 bits, which end other programs: every colour is alone."""
+    lattice = build_lattice(bilateral_features(photograph(20, 20), 80.0, 1e-3))
+    ones = torch.ones(1, 1, 400)
+    assert (lattice_filter(ones, lattice) < 8).all()
+
+
+def test_one_pixel_and_no_iterations():
+    unary = torch.tensor([[[0.5], [1.0]]])
+    terms = dense_crf_terms(torch.zeros(1, 3, 1, 1, dtype=torch.uint8))
+    assert mean_field(unary, terms, 5).sum() == pytest.approx(1.0)
+    torch.testing.assert_close(mean_field(unary, terms, 0), torch.softmax(-unary, 1))

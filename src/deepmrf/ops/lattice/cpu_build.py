@@ -51,6 +51,15 @@ def _slot(table: Array, key: Any, bits: int) -> Any:
 
 
 @partial(compiled, fastmath=EXACT)
+def _longer(keys: Array, count: int, size: int) -> Array:
+    """The first `count` keys, with room for more. (Loops compile much faster than slices of arrays.)"""
+    longer = np.empty(size, np.int64)
+    for number in range(count):
+        longer[number] = keys[number]
+    return longer
+
+
+@partial(compiled, fastmath=EXACT)
 def _grown(keys: Array, count: int, bits: int) -> Array:
     """A table of 2^bits slots with the first `count` keys."""
     table = np.zeros(2 << bits, np.int64)
@@ -118,12 +127,15 @@ def find_vertices(
     offset, step = np.empty(sides, np.float32), np.empty(sides, np.int64)
     origin_key, order = np.empty(POINTS_AT_ONCE, np.int64), np.empty(POINTS_AT_ONCE, np.int64)
     corner_key = np.empty(POINTS_AT_ONCE * sides, np.int64)
-    every_axis = multipliers.sum()
+    every_axis = np.int64(0)
+    for i in range(axes):
+        every_axis += multipliers[i]
     for first in range(start, stop, POINTS_AT_ONCE):
         size = min(POINTS_AT_ONCE, stop - first)
         _lift(features, first, size, scales, lifted, origin, rank)
-        origin_key[:] = 0
-        order[:] = 0
+        for p in range(size):
+            origin_key[p] = 0
+            order[p] = 0
         for i in range(sides):
             for p in range(size):
                 origin_key[p] += np.int64(origin[i, p]) * multipliers[i]
@@ -150,9 +162,7 @@ def find_vertices(
                 continue
             if 2 * (count + sides) > 1 << bits:
                 bits += 2
-                more = np.empty(1 << bits, np.int64)
-                more[:count] = keys[:count]
-                keys = more
+                keys = _longer(keys, count, 1 << bits)
                 table = _grown(keys, count, bits)
             for r in range(sides):
                 key = corner_key[p * sides + r]
@@ -175,9 +185,7 @@ def merge(
     if 2 * (count + other_count) > 1 << bits or len(keys) < count + other_count:
         while 2 * (count + other_count) > 1 << bits:
             bits += 1
-        more = np.empty(count + other_count, np.int64)
-        more[:count] = keys[:count]
-        keys = more
+        keys = _longer(keys, count, count + other_count)
         table = _grown(keys, count, bits)
     for m in range(other_count):
         slot = _slot(table, other[m], bits)

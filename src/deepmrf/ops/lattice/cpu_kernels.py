@@ -110,12 +110,14 @@ def mix_rows(rows: Array, matrix: Array, start: int, stop: int, width: int) -> N
     mixed = np.empty(width, np.float32)
     for m in range(start, stop):
         at = m * width
-        mixed[:] = 0
+        for u in range(width):
+            mixed[u] = 0
         for v in range(labels):
             value = rows[at + v]
             for u in range(labels):
                 mixed[u] += matrix[v, u] * value
-        rows[at : at + width] = mixed
+        for u in range(width):
+            rows[at + u] = mixed[u]
 
 
 @compiled
