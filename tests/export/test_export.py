@@ -32,7 +32,7 @@ pytest.importorskip("onnxscript")
 
 LABELS = 5
 SIZES = ((45, 71), (64, 32), (17, 128), (3, 5), (1, 1), (2, 1100))
-"""Odd, even, narrower than a window, a single pixel, and longer than BANDED; the traced one is 65 x 97."""
+"""Odd, even, narrower than a window, a single pixel, and longer than MAX_BANDED_LENGTH; the traced one is 65 x 97."""
 FIELDS = {
     "none": None,
     "gaussian-51": {"kernel": "gaussian", "gate": False, "window": 51},

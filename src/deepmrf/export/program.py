@@ -56,7 +56,7 @@ def trace(model: DeepParsingNetwork) -> ExportedProgram:
     frozen_model = frozen_copy(model)
     image = torch.randint(0, 256, TRACED_SHAPE, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     # PyTorch blurs long lines by another method than short ones. A program has one method: that of short lines.
-    with torch.no_grad(), quiet(), mock.patch.object(gaussian, "BANDED", sys.maxsize):
+    with torch.no_grad(), quiet(), mock.patch.object(gaussian, "MAX_BANDED_LENGTH", sys.maxsize):
         any_size = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
         program = torch.export.export(frozen_model, (image,), dynamic_shapes={INPUT: any_size})
     # The trace has guards on the example's memory layout (which crop was contiguous). They would refuse other sizes,

@@ -49,26 +49,26 @@ def accumulator(x: Tensor) -> torch.dtype:
 
 
 ALL = -1
-"""In place of a frame: results are wanted for every pixel, not for one place along the first axis only."""
+"""Instead of a frame: compute results for every pixel, not for one frame (index along the first axis) alone."""
 
 
 def at_frame(x: Tensor, frame: int) -> Tensor:
-    """The pixels for which results are wanted: maps (B, C, *S), or those at one place along the first spatial axis."""
+    """The pixels to compute results for: maps (B, C, *S), or one frame of them, (B, C, 1, *S[1:])."""
     return x if frame == ALL else x.narrow(2, frame, 1)
 
 
 def take_frame(x: Tensor, frame: int) -> Tensor:
-    """Maps (B, C, *S[1:]): those at one place along the first spatial axis; ALL keeps maps (B, C, *S) as they are."""
+    """One frame of maps, (B, C, *S[1:]); ALL keeps maps (B, C, *S) as they are."""
     return x if frame == ALL else x.select(2, frame)
 
 
 def only_at_frame(x: Tensor, frame: int, size: int) -> Tensor:
-    """The adjoint of taking one frame out of `size`: maps without the first axis, and zeros at its other places."""
+    """The adjoint of take_frame: maps (B, C, *S) with x at the frame, and zeros in the other frames."""
     if frame == ALL or x.numel() == 0:
         return x
-    whole = x.new_zeros(*x.shape[:2], size, *x.shape[2:])
-    whole.select(2, frame).copy_(x)
-    return whole
+    maps = x.new_zeros(*x.shape[:2], size, *x.shape[2:])
+    maps.select(2, frame).copy_(x)
+    return maps
 
 
 def axis_sum(x: Tensor, axis: int, reach: Reach, frame: int = ALL) -> Tensor:
@@ -102,11 +102,11 @@ def axis_spread(x: Tensor, axis: int, reach: Reach, frame: int = ALL) -> Tensor:
     if frame != ALL:
         step = (torch.arange(size, device=x.device, dtype=x.dtype) - frame).view(shape)
         return axis_sum(x * step * step, axis, reach, frame)
-    place = (torch.arange(size, device=x.device, dtype=x.dtype) - (size - 1) / 2).view(shape)
-    moment = x * place
-    total = axis_sum(moment * place, axis, reach)
-    total.addcmul_(axis_sum(moment, axis, reach), place, value=-2)
-    return total.addcmul_(axis_sum(x, axis, reach), place * place)
+    position = (torch.arange(size, device=x.device, dtype=x.dtype) - (size - 1) / 2).view(shape)
+    moment = x * position
+    total = axis_sum(moment * position, axis, reach)
+    total.addcmul_(axis_sum(moment, axis, reach), position, value=-2)
+    return total.addcmul_(axis_sum(x, axis, reach), position * position)
 
 
 def _order(axes: int, frame: int) -> list[tuple[int, int]]:
@@ -127,8 +127,8 @@ def box_sum_and_spread(
 ) -> tuple[Tensor, Tensor]:
     """(sum of x[z], sum of |j - z|^2 x[z]) over the window; spacing is the distance between pixels along each axis."""
     total, spread = x, None
-    for place, at in _order(len(window), frame):
-        axis, reach, step = x.dim() - len(window) + place, window[place], spacing[place]
+    for i, at in _order(len(window), frame):
+        axis, reach, step = x.dim() - len(window) + i, window[i], spacing[i]
         along = axis_spread(total, axis, reach, at).mul_(step * step)
         spread = along if spread is None else axis_sum(spread, axis, reach, at).add_(along)
         total = axis_sum(total, axis, reach, at)
@@ -144,8 +144,8 @@ def offsets(window: Sequence[Reach], size: Sequence[int], centre: bool) -> Itera
     for index in range(math.prod(len(r) for r in ranges)):
         offset = []
         for r in reversed(ranges):
-            index, place = divmod(index, len(r))
-            offset.append(r[place])
+            index, i = divmod(index, len(r))
+            offset.append(r[i])
         if centre or any(offset):
             yield tuple(reversed(offset))
 

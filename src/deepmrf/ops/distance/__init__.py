@@ -9,7 +9,7 @@ d is symmetric, so the adjoint is the same sum over the mirrored window.
 
 Shapes: q (B, L, *S), features (B, F, *S) with F >= 0, weights (3,) = (w_colour, w_position, w_bias).
 uint8 features stand for value / 255.
-With `frame`, t is computed for j at that place along the first axis alone, and has no such axis: (B, L, *S[1:]).
+With `frame`, an index along the first axis, t is computed for the pixels j there alone: (B, L, *S[1:]).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def distance_penalty_reference(
     border = [side for before_after in reversed(sides) for side in before_after]
     q_padded, features_padded = functional.pad(q, border), functional.pad(features, border)
     total = torch.zeros_like(q)
-    for place in itertools.product(*[range(m) for m in window]):
-        z: Cut = (..., *[slice(p, p + n) for p, n in zip(place, size, strict=True)])
+    for start in itertools.product(*[range(m) for m in window]):
+        z: Cut = (..., *[slice(p, p + n) for p, n in zip(start, size, strict=True)])
         d_colour = (features - features_padded[z]).square().sum(1, keepdim=True)  # (B, 1, *S)
-        steps = [(p - before) * s for p, (before, _), s in zip(place, sides, spacing, strict=True)]
+        steps = [(p - before) * s for p, (before, _), s in zip(start, sides, spacing, strict=True)]
         total = total + (w_colour * d_colour + w_position * sum(s * s for s in steps)) * q_padded[z]
     result: Tensor = (q * total if gate else total) + w_bias
     return result
@@ -244,6 +244,6 @@ def distance_penalty(
     """The triple penalty of the distance kernel; see the head of this module. Returns t (B, L, *S)."""
     steps = list(spacing) if spacing is not None else [1.0] * len(window)
     keep = gate and needs_gradient(q, features, weights)
-    place = ALL if frame is None else frame
-    result: Tensor = operator(q, features, weights, list(window), steps, gate, keep, place)[0]
+    only = ALL if frame is None else frame
+    result: Tensor = operator(q, features, weights, list(window), steps, gate, keep, only)[0]
     return result

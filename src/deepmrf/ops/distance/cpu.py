@@ -107,14 +107,14 @@ class _Problem:
         def job(index: int) -> bool:
             image, label, plane, first, last = plan[index]
             around = (max(plane - reach[0][0], 0), min(plane + reach[0][1] + 1, self.size[0]))
-            place = () if deep else (plane, around, self.spacing[0])
+            planes_of_window = () if deep else (plane, around, self.spacing[0])
             clean = True
             for start in range(label, min(label + group, labels), LABELS_PER_JOB):
                 part = (image, slice(start, min(start + LABELS_PER_JOB, label + group)))
                 clean &= kernel(
-                    *place, self.q[part], grad[part], ungated[part], self.features[image], self.mean[image], self.scale,
-                    self.weights, spacing, sides, gate, keep, out[part], pulled[image], sums[index].numpy(), first,
-                    last,
+                    *planes_of_window, self.q[part], grad[part], ungated[part], self.features[image], self.mean[image],
+                    self.scale, self.weights, spacing, sides, gate, keep, out[part], pulled[image],
+                    sums[index].numpy(), first, last,
                 )  # fmt: skip
             return clean
 
@@ -208,8 +208,8 @@ def _backward(
             if gate:
                 grad_q.masked_fill_(_bad(ungated), torch.nan)
             if features_too:
-                near = _touched(bad, window, True) | _touched(bad_q | bad_pixel, window, False)
-                grad_features.masked_fill_(near.any(1, keepdim=True), torch.nan)
+                touched = _touched(bad, window, True) | _touched(bad_q | bad_pixel, window, False)
+                grad_features.masked_fill_(touched.any(1, keepdim=True), torch.nan)
     return grad_q.to(q.dtype), grad_features.to(q.dtype if features_too else torch.float64), grad_weights.to(weights)
 
 

@@ -1,6 +1,6 @@
 """The distance kernel over volumes whose windows hold many planes, compiled by numba: running sums along every axis.
 
-What is summed, and why in float64, is said in distance_numba_kernels.py. Here the rows that enter and leave the column
+What is summed, and why in float64: see cpu_kernels.py. Here the rows that enter and leave the column
 sums are themselves sums over the window's first axis, brought up to date from plane to plane. A plane of those is kept
 for every map that is summed, which is why labels take turns.
 
@@ -19,7 +19,7 @@ from deepmrf.ops.jobs import compiled
 
 Array = NDArray[Any]
 
-BOX, NORM, PLACE, SPREAD, FEATURES = 0, 1, 2, 3, 4
+BOX, NORM, MOMENT, SPREAD, FEATURES = 0, 1, 2, 3, 4
 """The column sums of x, |I|^2 x, y x and (y^2 + (t - t_j)^2) x, then those of I_f x."""
 
 
@@ -85,7 +85,7 @@ def exchange_row(
 ) -> None:
     """A row of pixels enters the sums over the window's first axis, and an old row leaves them."""
     exchange_scaled(planes[BOX], 1.0, x, 1.0, old)
-    exchange_scaled(planes[PLACE], t, x, old_t, old)
+    exchange_scaled(planes[MOMENT], t, x, old_t, old)
     exchange_scaled(planes[SPREAD], t * t, x, old_t * old_t, old)
     count = len(features) - 1
     if count:
@@ -100,9 +100,9 @@ def add_plane_row(columns: Array, left: int, planes: Array, y: float, t: float, 
     right = left + planes.shape[1]
     box, spread = planes[BOX], columns[SPREAD, left:right]
     add_scaled(columns[BOX, left:right], sign, box)
-    add_scaled(columns[PLACE, left:right], sign * y, box)
+    add_scaled(columns[MOMENT, left:right], sign * y, box)
     add_scaled(spread, sign * (y * y + t * t), box)
-    add_scaled(spread, sign * -2.0 * t, planes[PLACE])
+    add_scaled(spread, sign * -2.0 * t, planes[MOMENT])
     add_scaled(spread, sign, planes[SPREAD])
     count = len(planes) - FEATURES
     if count:
@@ -114,13 +114,13 @@ def add_plane_row(columns: Array, left: int, planes: Array, y: float, t: float, 
 @compiled
 def mix(columns: Array, y: float, x: Array, colour: float, position: float, out: Array) -> None:
     """The part of the distance that does not depend on where along the row j is; (y - y_j)^2 is opened here."""
-    box, place, spread, norm = columns[BOX], columns[PLACE], columns[SPREAD], columns[NORM]
+    box, moment, spread, norm = columns[BOX], columns[MOMENT], columns[SPREAD], columns[NORM]
     if position == 0.0:
         out[:] = 0.0
     else:
         for i in range(len(out)):
             out[i] = position * (spread[i] + (y * y + x[i] * x[i]) * box[i])
-        add_scaled(out, -2.0 * y * position, place)
+        add_scaled(out, -2.0 * y * position, moment)
     add_scaled(out, colour, norm)
 
 
@@ -176,11 +176,11 @@ def pull_sweep(
 
 
 @compiled
-def finish_forward(total: Array, q: Array, gate: bool, keep: bool, bias: float, out: Array, kept: Array) -> None:
+def finish_forward(total: Array, q: Array, gate: bool, keep: bool, bias: float, out: Array, ungated: Array) -> None:
     """The gate and the bias, and the sum before them if it is kept."""
     if keep:
         for i in range(len(out)):
-            kept[i] = total[i]
+            ungated[i] = total[i]
     if gate:
         for i in range(len(out)):
             out[i] = q[i] * total[i] + bias
@@ -191,22 +191,22 @@ def finish_forward(total: Array, q: Array, gate: bool, keep: bool, bias: float, 
 
 @compiled
 def finish_backward(
-    colour: Array, position: Array, weights: Array, grad: Array, q: Array, gate: bool, kept: Array, out: Array
+    colour: Array, position: Array, weights: Array, grad: Array, q: Array, gate: bool, ungated: Array, out: Array
 ) -> tuple[float, float, float]:
     """The gradient to a row of q; its part of the gradients to the weights is returned."""
     w_colour, w_position = weights[0], weights[1]
     if gate:
         for i in range(len(out)):
-            out[i] = w_colour * colour[i] + w_position * position[i] + np.float64(grad[i]) * kept[i]
+            out[i] = w_colour * colour[i] + w_position * position[i] + np.float64(grad[i]) * ungated[i]
     else:
         for i in range(len(out)):
             out[i] = w_colour * colour[i] + w_position * position[i]
-    by_colour, by_position, whole = 0.0, 0.0, 0.0
+    by_colour, by_position, total_grad = 0.0, 0.0, 0.0
     for i in range(len(out)):
         by_colour += q[i] * colour[i]
         by_position += q[i] * position[i]
-        whole += grad[i]
-    return by_colour, by_position, whole
+        total_grad += grad[i]
+    return by_colour, by_position, total_grad
 
 
 @compiled
@@ -222,7 +222,7 @@ def steps_along(columns: Array, x_before: int, x_after: int, steps: Array) -> fl
 def workspace(width: int, count: int, x_before: int, x_after: int, x_step: float) -> tuple[Array, ...]:
     """Rows to work in: x, two with borders, steps and factors of the sweeps, two results, the other factor of a pull.
 
-    A sweep's maps are Box, x Box, the mixed map, then Box of the features: whole threes, the last may stay zero.
+    A sweep's maps are Box, x Box, the mixed map, then Box of the features: groups of three, the last may stay zero.
     Borders of zeros stand for the outside of the image, so that nothing checks where a window ends.
     """
     left = x_before + 1
@@ -263,7 +263,7 @@ def emit_row(
     keep: bool,
     q: Array,
     grad: Array,
-    kept: Array,
+    ungated: Array,
     out: Array,
     pulled: Array,
     pulled_row: int,
@@ -291,7 +291,7 @@ def emit_row(
         starts[1] = steps_along(moment, x_before, x_after, steps[1])
         starts[2] = steps_along(mixed, x_before, x_after, steps[2])
         sweep(steps, starts, factors, -2.0 * weights[1] * x_step, lines[0])
-        finish_forward(lines[0], q, gate, keep, weights[2], out, kept)
+        finish_forward(lines[0], q, gate, keep, weights[2], out, ungated)
         return
     starts[2] = steps_along(columns[NORM], x_before, x_after, steps[2])
     sweep(steps, starts, factors, 0.0, lines[0])
@@ -300,10 +300,10 @@ def emit_row(
     starts[1] = steps_along(moment, x_before, x_after, place_steps[1])
     starts[2] = steps_along(mixed, x_before, x_after, place_steps[2])
     sweep(place_steps, starts[:3], place_factors, -2.0 * x_step, lines[1])
-    by_colour, by_position, whole = finish_backward(lines[0], lines[1], weights, grad, q, gate, kept, out)
+    by_colour, by_position, total_grad = finish_backward(lines[0], lines[1], weights, grad, q, gate, ungated, out)
     sums[0] += by_colour
     sums[1] += by_position
-    sums[2] += whole
+    sums[2] += total_grad
 
 
 @compiled
@@ -312,7 +312,7 @@ def deep_job(
     height: int,
     q: Array,
     grad: Array,
-    kept: Array,
+    ungated: Array,
     features: Array,
     mean: Array,
     scale: float,
@@ -329,7 +329,7 @@ def deep_job(
 ) -> bool:
     """Planes first .. last - 1 of some labels of a volume; False if a sum was not a number, which may have spread.
 
-    Every map's first two axes are one: q, grad, kept, out (L, T * H, W), features, pulled (F, T * H, W), sums (3,).
+    Every map's first two axes are one: q, grad, ungated, out (L, T * H, W), features, pulled (F, T * H, W), sums (3,).
     """
     labels, width = q.shape[0], q.shape[2]
     depth = q.shape[1] // height
@@ -347,20 +347,20 @@ def deep_job(
     for v in range(labels):
         planes[:] = 0.0
         for t in range(first, last):
-            gone = t - t_before - 1
+            old_plane = t - t_before - 1
             for z in range(t + t_after if t > first else max(t - t_before, 0), t + t_after + 1):
-                leaves = t > first and gone >= 0
+                leaves = t > first and old_plane >= 0
                 enters = z < depth
                 new[:] = 0.0
                 old[:] = 0.0
-                t_new, t_old = (z - t_middle) * t_step, (gone - t_middle) * t_step
+                t_new, t_old = (z - t_middle) * t_step, (old_plane - t_middle) * t_step
                 for y in range(height if enters or leaves else 0):
                     if enters:
                         row = z * height + y
                         read_features(features, row, mean, scale, entering)
                         read_row(mode, False, gate, q[v, row], grad[v, row], new)
                     if leaves:
-                        row = gone * height + y
+                        row = old_plane * height + y
                         read_features(features, row, mean, scale, leaving)
                         read_row(mode, False, gate, q[v, row], grad[v, row], old)
                     exchange_row(planes[y], new, entering, t_new, old, leaving, t_old)
@@ -377,7 +377,7 @@ def deep_job(
                 set_factors(mode, here, weights, rows)
                 emit_row(
                     mode, columns, (y - y_middle) * y_step, here, weights, x_before, x_after, x_step, gate, keep,
-                    q[v, row], grad[v, row], kept[v, row], out[v, row], pulled, row, sums, rows,
+                    q[v, row], grad[v, row], ungated[v, row], out[v, row], pulled, row, sums, rows,
                 )  # fmt: skip
         clean = clean and np.isfinite(planes[:, BOX].sum() + planes[:, NORM].sum())
     return clean

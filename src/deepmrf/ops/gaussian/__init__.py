@@ -8,7 +8,7 @@ and never stored. s is symmetric, so the adjoint is the same sum over the mirror
 
 Shapes: q (B, L, *S), features (B, F, *S) with F >= 0, weights (2,) = (w, w_bias), bandwidths (2,) = (a, b).
 uint8 features stand for value / 255.
-With `frame`, t is computed for j at that place along the first axis alone, and has no such axis: (B, L, *S[1:]).
+With `frame`, an index along the first axis, t is computed for the pixels j there alone: (B, L, *S[1:]).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def gaussian_penalty_reference(
 ) -> Tensor:
     """The equation above with every pair of pixels written out: O(pixels^2) memory. For readers and tests only."""
     size = q.shape[2:]
-    place = torch.stack(torch.meshgrid(*[torch.arange(n) for n in size], indexing="ij"), -1).flatten(0, -2)  # (P, D)
-    step = place[None] - place[:, None]  # (P, P, D): z - j
-    near = (step != 0).any(-1)
+    position = torch.stack(torch.meshgrid(*[torch.arange(n) for n in size], indexing="ij"), -1).flatten(0, -2)  # (P, D)
+    step = position[None] - position[:, None]  # (P, P, D): z - j
+    inside = (step != 0).any(-1)
     for axis, (before, after) in enumerate(reaches(window)):
-        near &= (step[..., axis] >= -before) & (step[..., axis] <= after)
+        inside &= (step[..., axis] >= -before) & (step[..., axis] <= after)
     d_position = (step * torch.tensor(spacing, dtype=q.dtype)).square().sum(-1)
     colours = features.flatten(2).transpose(1, 2)  # (B, P, F)
     d_colour = (colours[:, :, None] - colours[:, None]).square().sum(-1)  # (B, P, P)
     a, b = bandwidths
-    s = torch.exp(-d_colour / (2 * a**2) - d_position / (2 * b**2)) * near
+    s = torch.exp(-d_colour / (2 * a**2) - d_position / (2 * b**2)) * inside
     total: Tensor = torch.einsum("bjz,bvz->bvj", s, q.flatten(2)).view(q.shape)
     return (q * total if gate else total) * weights[0] + weights[1]
 
@@ -145,7 +145,7 @@ def _backward(
     """Gradients to q, features (empty unless asked for), weights and bandwidths.
 
     One sweep over the offsets: all but q's gradient needs pair(j, z) = s(j, z) * sum over labels of pulled_j q_z.
-    With `frame`, grad is known to be zero at the other places.
+    With `frame`, grad is known to be zero in the other frames.
     """
     dtype = _working(q)
     x, g, w = q.to(dtype), grad.to(dtype), weights.to(dtype)[0]
@@ -159,8 +159,8 @@ def _backward(
         s = similarity(step, squared)
         back[z].addcmul_(s, pulled[j])
         pair = (pulled[j] * x[z]).sum(1, keepdim=True).mul_(s)  # (B, 1, *S)
-        whole = pair.sum()
-        sums += torch.stack([whole, (pair * step.square().sum(1, keepdim=True)).sum(), whole * squared])
+        total = pair.sum()
+        sums += torch.stack([total, (pair * step.square().sum(1, keepdim=True)).sum(), total * squared])
         if features_too:
             pull = pair * step * (-w / similarity.a**2)
             grad_features[j] += pull
@@ -168,9 +168,9 @@ def _backward(
     grad_q = back.mul_(w)
     if gate:
         grad_q.addcmul_(g, ungated.to(dtype))
-    total, by_colour, by_place = sums.to(dtype)
+    total, by_colour, by_position = sums.to(dtype)
     grad_weights = torch.stack([total, g.sum()])
-    grad_bandwidths = torch.stack([w * by_colour / similarity.a**3, w * by_place / similarity.b**3])
+    grad_bandwidths = torch.stack([w * by_colour / similarity.a**3, w * by_position / similarity.b**3])
     return (
         grad_q.to(q.dtype),
         grad_features.to(q.dtype if features_too else dtype),
@@ -260,8 +260,8 @@ def gaussian_penalty(
     """The triple penalty of the Gaussian kernel; see the head of this module. Returns t (B, L, *S)."""
     steps = list(spacing) if spacing is not None else [1.0] * len(window)
     keep = gate and needs_gradient(q, features, weights, bandwidths)
-    place = ALL if frame is None else frame
-    result: Tensor = operator(q, features, weights, bandwidths, list(window), steps, gate, keep, place)[0]
+    only = ALL if frame is None else frame
+    result: Tensor = operator(q, features, weights, bandwidths, list(window), steps, gate, keep, only)[0]
     return result
 
 
@@ -271,19 +271,19 @@ def gaussian_blur(
     """sum over z in N(j), z != j, of exp(-|j - z|^2 / 2 c^2) q[v, z]: dense CRF's smoothness kernel.
 
     The image plays no part, so it separates into one short convolution per axis. The centre is left out from the start:
-    subtracted at the end, it would swallow a narrow kernel's sum. With `frame`, for that place along the first axis.
+    subtracted at the end, it would swallow a narrow kernel's sum. With `frame`, for that frame alone.
     """
     total = torch.zeros_like(q)
     for axis, ((before, after), step) in enumerate(zip(reaches(window), spacing, strict=True), start=2):
-        place = torch.arange(-before, after + 1, device=q.device, dtype=q.dtype) * step
-        around = torch.exp(-place.square() / (2 * bandwidth.to(q.dtype) ** 2)) * (place != 0)
+        offset = torch.arange(-before, after + 1, device=q.device, dtype=q.dtype) * step
+        around = torch.exp(-offset.square() / (2 * bandwidth.to(q.dtype) ** 2)) * (offset != 0)
         total = total + _filter_lines(total + q, around, axis, (before, after))
         if axis == 2 and frame is not None:
             total, q = total.narrow(2, frame, 1), q.narrow(2, frame, 1)
     return total if frame is None else total.squeeze(2)
 
 
-BANDED = 1024
+MAX_BANDED_LENGTH = 1024
 """Lines up to this length are filtered by a product with a banded matrix: several times faster than conv1d."""
 
 
@@ -291,9 +291,9 @@ def _filter_lines(maps: Tensor, taps: Tensor, axis: int, reach: Reach) -> Tensor
     """Correlation of every line along one axis with `taps`."""
     lines = maps.movedim(axis, -1)
     size = lines.shape[-1]
-    if size <= BANDED:
-        place = torch.arange(size, device=maps.device)
-        tap = place[:, None] - place + reach[0]  # of pixel z, seen from pixel j
+    if size <= MAX_BANDED_LENGTH:
+        position = torch.arange(size, device=maps.device)
+        tap = position[:, None] - position + reach[0]  # of pixel z, seen from pixel j
         band = taps[tap.clamp(0, len(taps) - 1)] * ((tap >= 0) & (tap < len(taps)))
         return (lines @ band).movedim(-1, axis)
     padded = functional.pad(lines.reshape(-1, 1, lines.shape[-1]), reach)

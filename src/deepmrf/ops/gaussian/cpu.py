@@ -101,9 +101,9 @@ class _Problem:
         maps = [x.numpy() for x in (q, grad, ungated, out, pulled)]
         centres, features, distances = centre.numpy(), self.features.numpy(), self.distances.numpy()
         # In BACKWARD, j is a neighbour in the windows of other pixels; otherwise it is the centre of its own window.
-        first, last, only = 0, self.rows, -1
+        first, last, only_frame = 0, self.rows, -1
         if frame != ALL and self.volume and mode == kernels.BACKWARD:
-            only = frame
+            only_frame = frame
         elif frame != ALL and self.volume:
             first, last = frame * self.height, (frame + 1) * self.height
         rows, columns = range(first, last, ROWS_PER_JOB), range(0, self.width, PIXELS_PER_JOB)
@@ -115,7 +115,7 @@ class _Problem:
             kernels.job(
                 mode, self.height, lines[image], centres[image], features[image], distances, self.before, self.window,
                 self.weights, gate, keep, features_too, *[array[image] for array in maps], sums[index].numpy(), y,
-                min(y + ROWS_PER_JOB, last), x, min(x + PIXELS_PER_JOB, self.width), only,
+                min(y + ROWS_PER_JOB, last), x, min(x + PIXELS_PER_JOB, self.width), only_frame,
             )  # fmt: skip
 
         run_jobs(job, len(parts))

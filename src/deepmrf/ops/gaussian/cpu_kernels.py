@@ -131,7 +131,7 @@ def job(
     last: int,
     start: int,
     end: int,
-    only: int,
+    only_frame: int,
 ) -> None:
     """Part of an image: the window sum unless the mode is PAIRS, and pairs unless FORWARD.
 
@@ -143,7 +143,7 @@ def job(
     reach, window: how many pixels a window has before its centre, and how many in all.
     q, grad, ungated, out (L, R, W), pulled (F, R, W).
     sums (4,): of pairs, of pairs * colours, of pairs * distances, of grad.
-    only: the one frame whose neighbours count, or -1 for all of them.
+    only_frame: the frame whose neighbours count, or -1 for all of them.
     """
     labels, rows, width = q.shape
     depth, count, line = rows // height, len(features), features.shape[2]
@@ -177,7 +177,7 @@ def job(
             pulls[:] = 0.0
             for dt in range(window[0]):
                 t_other = t + dt - reach[0]
-                if t_other < 0 or t_other >= depth or (only >= 0 and t_other != only):
+                if t_other < 0 or t_other >= depth or (only_frame >= 0 and t_other != only_frame):
                     continue
                 for dx in range(left, right, MAX_OFFSETS):
                     size = min(right - dx, MAX_OFFSETS)
