@@ -1,0 +1,92 @@
+"""The documents name files that exist, links lead somewhere, and the walk of docs/architecture.md is what runs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from skimage import data, io
+from typer.testing import CliRunner
+
+import deepmrf
+from deepmrf.cli import app
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(deepmrf.__file__).parent
+DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("*.md")]
+HEADINGS = ("Looking for", "Paper", "Row")
+PAPER = [line for line in (ROOT / "docs" / "paper.md").read_text().splitlines() if line.startswith("| ")]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+SOUGHT = ("b12", "b13", "b14", "b15", "node linking", "four stages", "TA, LA, BA", "checkpoint")
+
+
+def files_named(text):
+    """Files and folders in backticks: `layers/mean_field.py`, `recipes/`."""
+    return re.findall(r"`([\w./-]+(?:\.py|\.md|\.toml|/))`", text)
+
+
+@pytest.mark.parametrize("row", [row for row in PAPER if not row.startswith(tuple(f"| {name} |" for name in HEADINGS))])
+def test_every_file_of_the_papers_table_exists(row):
+    _, code, test = re.split(r"(?<!\\) \| ", row.strip("| "))
+    for cell, folders in ((code, ("src/deepmrf", ".")), (test, ("tests",))):
+        for path in files_named(cell):
+            assert any((ROOT / folder / path).exists() for folder in folders), path
+    for name in re.findall(r"class `(\w+)`", code):
+        assert f"class {name}" in (ROOT / "src/deepmrf" / files_named(code)[0]).read_text()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_a_document_names_exists(document):
+    folders = [ROOT, PACKAGE, ROOT / "tests", document.parent]
+    folders += [PACKAGE / "ops" / name for name in ("distance", "gaussian", "contexts")]
+    if document.name == "CHANGELOG.md":
+        pytest.skip("it names files that are gone")
+    for path in files_named(document.read_text()):
+        if "/" in path.rstrip("/"):
+            assert any((folder / path).exists() for folder in folders), path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(document):
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("table", ["\n".join(PAPER[:11]), ARCHITECTURE.split("\n## ")[1]], ids=["paper", "architecture"])
+def test_documents_start_with_what_readers_of_the_paper_look_for(table):
+    for name in SOUGHT:
+        assert name in table
+
+
+def test_the_walk_of_a_photograph_is_what_runs(tmp_path, monkeypatch):
+    """20 files, which all run; the table below them names every other file that runs."""
+    section = re.search(r"## `deepmrf predict cat.jpg`\n(.*?)\n## ", ARCHITECTURE, re.S)[1]
+    walk, others = section.split("Other files run too")
+    rows = re.findall(r"^\| (\d+) \| `([\w/]+\.py)`", walk, re.M)
+    assert [int(number) for number, _ in rows] == list(range(1, 21))
+    monkeypatch.chdir(tmp_path)
+    io.imsave("cat.jpg", data.chelsea()[::2, ::2])
+    CliRunner().invoke(app, ["predict", "cat.jpg"])  # imports what it needs
+    ran = set()
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(str(PACKAGE)):
+            ran.add(Path(code.co_filename).relative_to(PACKAGE).as_posix())
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        done = CliRunner().invoke(app, ["predict", "cat.jpg", "--overwrite"])
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert done.exit_code == 0, done.output
+    files = {path for _, path in rows}
+    assert files - ran <= {"ops/gaussian/cpu.py", "ops/contexts/cpu.py"}  # plain PyTorch while nothing is compiled
+    assert ran - files <= set(files_named(others))
