@@ -57,7 +57,9 @@ def test_every_link_leads_somewhere(document):
             assert (document.parent / target.split("#")[0]).exists(), target
 
 
-@pytest.mark.parametrize("table", ["\n".join(PAPER[:11]), ARCHITECTURE.split("\n## ")[1]], ids=["paper", "architecture"])
+@pytest.mark.parametrize(
+    "table", ["\n".join(PAPER[:11]), ARCHITECTURE.split("\n## ")[1]], ids=["paper.md", "architecture.md"]
+)
 def test_documents_start_with_what_readers_of_the_paper_look_for(table):
     for name in SOUGHT:
         assert name in table
