@@ -10,14 +10,19 @@ Colours are the 32 published classes, reduced to the usual 11.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
-from deepmrf.data.dataset import Dataset, Item, lookup_table, need_folder, need_items
+from deepmrf.data.dataset import (
+    Dataset,
+    Item,
+    check_split,
+    lookup_table,
+    need_folder,
+    need_items,
+    sequence_and_frame,
+)
 from deepmrf.data.files import VOID, images_in, read_list
 from deepmrf.data.labels import CAMVID, Colour
-
-SPLITS = ("train", "val", "test")
 
 PUBLISHED: dict[str, dict[str, Colour]] = {
     "sky": {"Sky": (128, 128, 128)},
@@ -59,8 +64,7 @@ def camvid(root: str | os.PathLike[str], split: str) -> Dataset:
     A folder of all 701 frames is split by train.txt, val.txt and test.txt or, without them, by the usual rule.
     """
     folder = need_folder(Path(root), "CamVid")
-    if split not in SPLITS:
-        raise ValueError(f"CamVid has no split {split!r}; give one of {', '.join(SPLITS)}.")
+    check_split(split, "CamVid")
     if (folder / split).is_dir():
         for masks in (folder / f"{split}annot", folder / f"{split}_labels"):
             if masks.is_dir():
@@ -83,7 +87,7 @@ def _dataset(images: list[Path], masks: Path, root: Path, split: str) -> Dataset
     ending = "_L.png" if coloured else ".png"
     items = []
     for image in images:
-        sequence, frame = _sequence_and_frame(image.stem)
+        sequence, frame = sequence_and_frame(image.stem)
         items.append(Item(image.stem, image, masks / f"{image.stem}{ending}", sequence, frame))
     need_items(items, root, f"split {split!r}")
     if not coloured:
@@ -109,15 +113,9 @@ def _published_folders(root: Path) -> tuple[Path, Path]:
     )
 
 
-def _sequence_and_frame(stem: str) -> tuple[str, int]:
-    """Split a name: 0006R0_f02640 is frame 2640 of the drive 0006R0."""
-    match = re.fullmatch(r"(.+)_f?(\d+)", stem)
-    return (match[1], int(match[2])) if match else ("", 0)
-
-
 def _usual_split(stem: str) -> str:
     """Return the split that the literature uses: 367, 101 and 233 frames, by drive and frame number."""
-    sequence, frame = _sequence_and_frame(stem)
+    sequence, frame = sequence_and_frame(stem)
     if sequence == "Seq05VD" or (sequence == "0001TP" and frame >= 8550):
         return "test"
     return "val" if sequence == "0016E5" and 7959 <= frame <= 8159 else "train"

@@ -8,23 +8,28 @@ leftImg8bit_sequence/...                                               the frame
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
-from deepmrf.data.dataset import Dataset, Item, lookup_table, need_folder, need_items
+from deepmrf.data.dataset import (
+    Dataset,
+    Item,
+    check_split,
+    lookup_table,
+    need_folder,
+    need_items,
+    sequence_and_frame,
+)
 from deepmrf.data.files import VOID, images_in
 from deepmrf.data.labels import CITYSCAPES
 
 LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 """The id in *_labelIds.png of each of the 19 labels; the other ids up to 33 are void."""
-SPLITS = ("train", "val", "test")
 
 
 def cityscapes(root: str | os.PathLike[str], split: str) -> Dataset:
     """Open the "train" (2,975), "val" (500) or "test" (1,525, all void) images, with the unlabelled frames around."""
     folder = need_folder(Path(root), "Cityscapes' leftImg8bit and gtFine")
-    if split not in SPLITS:
-        raise ValueError(f"Cityscapes has no split {split!r}; give one of {', '.join(SPLITS)}.")
+    check_split(split, "Cityscapes")
     images, masks = folder / "leftImg8bit" / split, folder / "gtFine" / split
     sequences = folder / "leftImg8bit_sequence" / split
     if not images.is_dir() and not sequences.is_dir():
@@ -47,6 +52,4 @@ def cityscapes(root: str | os.PathLike[str], split: str) -> Dataset:
 def _item(image: Path, masks: Path, labelled: bool) -> Item:
     name = image.stem.removesuffix("_leftImg8bit")
     mask = masks / f"{name}_gtFine_labelIds.png"
-    match = re.fullmatch(r"(.+)_(\d+)", name)
-    sequence, frame = (match[1], int(match[2])) if match else ("", 0)
-    return Item(name, image, mask if labelled or mask.is_file() else None, sequence, frame)
+    return Item(name, image, mask if labelled or mask.is_file() else None, *sequence_and_frame(name))

@@ -6,6 +6,7 @@ Images are (H, W, 3) of uint8, masks (H, W) of uint8 with the ids 0 .. L-1 and 2
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 
 from deepmrf.data.files import VOID, Bytes, DataError, read_image, read_mask
 from deepmrf.data.labels import Colour, LabelSet
+
+SPLITS = ("train", "val", "test")
+"""The splits that most datasets have."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,18 @@ def need_folder(path: Path, content: str) -> Path:
         problem = "is a file" if path.exists() else "does not exist"
         raise FileNotFoundError(f"{path} {problem}; give the folder with {content}.")
     return path
+
+
+def check_split(split: str, dataset: str) -> None:
+    """Raise a ValueError where `split` is none of SPLITS."""
+    if split not in SPLITS:
+        raise ValueError(f"{dataset} has no split {split!r}; give one of {', '.join(SPLITS)}.")
+
+
+def sequence_and_frame(name: str) -> tuple[str, int]:
+    """Split a name: 0006R0_f02640, or 0006R0_02640, is frame 2640 of the video 0006R0."""
+    match = re.fullmatch(r"(.+)_f?(\d+)", name)
+    return (match[1], int(match[2])) if match else ("", 0)
 
 
 def need_items(items: list[Item], root: Path, split: str) -> list[Item]:

@@ -67,23 +67,33 @@ def read_list(path: Path, full_lines: bool = False) -> list[str]:
 
 
 @contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
-    """Turn what Pillow and the system raise for a bad file into a DataError."""
+def reading(path: Path, kind: str = "an image", remedy: str = "replace the file") -> Iterator[None]:
+    """Turn what decoders and the system raise for a bad file of this kind into a DataError."""
     try:
         yield
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; put it there or take it off the list of images.") from None
+        files = f"{kind.split()[-1]}s"
+        raise FileNotFoundError(f"{path} is missing; put it there or take it off the list of {files}.") from None
     except (DataError, MemoryError, ImportError):
         raise
     except Exception as error:  # a broken file makes decoders raise nearly anything
-        raise _unreadable(path, _reason(error, path)) from error
+        reason = "its content is no image format that is known here"
+        if not isinstance(error, UnidentifiedImageError):
+            reason = one_line(error).replace(str(path), "it")
+        raise _unreadable(path, reason, kind, remedy) from error
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line: without the system's error numbers, or its type where it says nothing."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text).splitlines()[0].rstrip(".")
 
 
 @contextmanager
 def _decoded(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
     """Open an image and decode it, or raise a DataError."""
     with ExitStack() as stack:
-        with _errors_of(path):
+        with reading(path):
             picture = stack.enter_context(_open(path, max_pixels))
             picture.load()
         yield picture
@@ -126,21 +136,14 @@ def _formats() -> tuple[str, ...]:
     return ("PNG", "JPEG", "PPM", "GIF", "BMP", "DIB", "TIFF", "WEBP", "JPEG2000", *newer)
 
 
-def _reason(error: Exception, path: Path) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "its content is no image format that is known here"
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-    return text.replace(str(path), "it").splitlines()[0].rstrip(".")
-
-
-def _unreadable(path: Path, reason: str) -> DataError:
-    remedy = "allow reading it" if reason == os.strerror(errno.EACCES) else "replace the file"
-    return DataError(f"{path} cannot be read as an image ({reason}); {remedy}.", path, "unreadable")
+def _unreadable(path: Path, reason: str, kind: str = "an image", remedy: str = "replace the file") -> DataError:
+    remedy = "allow reading it" if reason == os.strerror(errno.EACCES) else remedy
+    return DataError(f"{path} cannot be read as {kind} ({reason}); {remedy}.", path, "unreadable")
 
 
 def image_size(path: Path, max_pixels: int | None = None) -> tuple[int, int, bool]:
     """Read (height, width, has it several frames) from the header alone, before EXIF turns the image."""
-    with _errors_of(path), _open(path, max_pixels) as picture:
+    with reading(path), _open(path, max_pixels) as picture:
         animated = False
         with suppress(Exception):  # the second frame may be broken
             animated = bool(getattr(picture, "is_animated", False))
@@ -161,7 +164,7 @@ def to_rgb(picture: Image.Image, path: Path) -> Bytes:
     with suppress(Exception):  # ignore a broken EXIF block
         if picture.getexif().get(ORIENTATION, 1) != 1:  # exif_transpose always makes a copy
             picture = ImageOps.exif_transpose(picture)
-    try:
+    with reading(path):
         if picture.mode.startswith("I") or picture.mode == "F":
             values = np.asarray(picture)
             if values.min() < 0 or values.max() > 65535 or picture.mode == "F":
@@ -176,10 +179,6 @@ def to_rgb(picture: Image.Image, path: Path) -> Bytes:
         if picture.mode != "RGB":
             picture = _from_lab(picture) if picture.mode == "LAB" else picture.convert("RGB")
         return np.array(picture)
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:
-        raise _unreadable(path, _reason(error, path)) from error
 
 
 def _from_lab(picture: Image.Image) -> Image.Image:

@@ -21,14 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from deepmrf.data.dataset import Dataset, Item, lookup_table, need_folder, need_items
+from deepmrf.data.dataset import SPLITS, Dataset, Item, lookup_table, need_folder, need_items
 from deepmrf.data.files import SUFFIXES, VOID, DataError, images_in, read_list, read_mask
 from deepmrf.data.labels import Colour, LabelSet, distinct_colours
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.writing import write_text
 
 _LOSSY = (".jpg", ".jpeg", ".webp")
-_SPLITS = ("train", "val", "test")
 
 
 def folder(root: str | os.PathLike[str], split: str | None = None) -> Dataset:
@@ -108,7 +107,7 @@ def _masks(folder: Path) -> dict[str, Path]:
 
 def _video(parts: tuple[str, ...], split: str | None) -> str:
     """Return the name of the video that lies in a folder, "" for none."""
-    if split is None and parts and parts[0] in _SPLITS:
+    if split is None and parts and parts[0] in SPLITS:
         parts = parts[1:]  # images/train is a split even when all splits are asked for
     return "/".join(parts)
 

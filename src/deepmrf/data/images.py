@@ -32,6 +32,16 @@ def as_image(image: Any, max_pixels: int | None = None) -> Bytes:
     raise TypeError(f"An image is a path, a PIL image, a numpy array (H, W, 3) or a tensor (3, H, W), not a {kind}.")
 
 
+def shrunk(image: Bytes, side: int) -> Bytes:
+    """The image with at most `side` pixels on the longer side; itself if it is small enough."""
+    height, width = image.shape[:2]
+    factor = side / max(height, width)
+    if factor >= 1:
+        return image
+    size = (max(1, round(width * factor)), max(1, round(height * factor)))
+    return np.array(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
+
+
 def _from_tensor(image: Tensor) -> Bytes:
     shape = tuple(image.shape)
     if image.dim() == 4 and shape[0] == 1:

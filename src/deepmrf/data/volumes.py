@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepmrf.data.files import VOID, Bytes, DataError, map_ids
+from deepmrf.data.files import VOID, Bytes, DataError, map_ids, reading
 from deepmrf.data.writing import write_bytes
 
 SUFFIXES = (".nii.gz", ".nii")
@@ -76,17 +76,9 @@ def _nibabel() -> Any:
 def _opened(path: Path, values: bool) -> tuple[Any, NDArray[Any] | None]:
     """Open a file with nibabel and, if asked, read its values; turn every error about the file into a DataError."""
     nibabel = _nibabel()
-    try:
+    with reading(path, "a NIfTI volume"):
         image = nibabel.load(path)
         return image, np.asanyarray(image.dataobj) if values else None
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; put it there or take it off the list of volumes.") from None
-    except MemoryError:
-        raise
-    except Exception as error:  # a broken file makes nibabel raise nearly anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".").replace(str(path), "it")
-        message = f"{path} cannot be read as a NIfTI volume ({reason}); replace the file."
-        raise DataError(message, path, "unreadable") from error
 
 
 def _size(shape: tuple[int, ...], path: Path, several: bool) -> tuple[int, ...]:

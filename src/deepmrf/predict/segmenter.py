@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from deepmrf.data.files import Bytes
-from deepmrf.data.images import as_image
+from deepmrf.data.images import as_image, shrunk
 from deepmrf.data.labels import LabelSet
 from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
@@ -197,12 +196,7 @@ class Segmenter:
 
     def shrunk(self, image: Bytes) -> Bytes:
         """The image as the network sees it: at most `size` pixels on the longer side."""
-        height, width = image.shape[:2]
-        if self.size is None or max(height, width) <= self.size:
-            return image
-        factor = self.size / max(height, width)
-        size = (max(1, round(width * factor)), max(1, round(height * factor)))
-        return np.array(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
+        return image if self.size is None else shrunk(image, self.size)
 
     def _in_tiles(self, image: Bytes, tile: int, keep: bool) -> Segmentation:
         probabilities = np.empty((len(self.labels), *image.shape[:2]), np.float32) if keep else None

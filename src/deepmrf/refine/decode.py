@@ -6,8 +6,7 @@ Shapes: L labels, *S the image's axes, (H, W) or (D, H, W).
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from deepmrf.data.files import VOID, DataError
+from deepmrf.data.files import VOID, DataError, reading
 from deepmrf.data.volumes import is_volume, read_volume, whole_numbers
 
 CONFIDENCE = 0.9
@@ -30,6 +29,8 @@ RANGE_TOLERANCE = 0.05
 """How far probabilities may be outside 0 to 1: bicubic interpolation overshoots."""
 ARRAY_NAMES = ("probabilities", "log_probabilities", "logits", "arr_0")
 """The array of an .npz file that is taken when it holds several, the first of these first."""
+ARRAY_FILE = "an array", "save it again with numpy.save"
+"""What a .npy or .npz file cannot be read as where it is broken, and what to do then."""
 
 Array = NDArray[Any]
 
@@ -38,7 +39,7 @@ def read_array(path: Path, lazy: bool = False) -> Array:
     """The array of a .npy, .npz or NIfTI file; one of objects is refused, since unpickling runs code."""
     if is_volume(path):
         return _read_nifti(path)
-    with _named_errors(path):
+    with reading(path, *ARRAY_FILE):
         content = np.load(path, mmap_mode="r" if lazy else None, allow_pickle=False)
         if isinstance(content, np.ndarray):
             return content
@@ -50,26 +51,12 @@ def read_shape(path: Path) -> tuple[int, ...]:
     """The shape of the array in a .npy or .npz file, without reading the array."""
     if path.suffix.lower() == ".npy":
         return tuple(read_array(path, lazy=True).shape)
-    with _named_errors(path), zipfile.ZipFile(path) as archive:
+    with reading(path, *ARRAY_FILE), zipfile.ZipFile(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         with archive.open(f"{_array_name(names, path)}.npy") as file:
             major, _ = np.lib.format.read_magic(file)
             header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
             return tuple(header(file)[0])
-
-
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    """Turn what numpy and zlib raise for a broken file, which is nearly anything, into a DataError."""
-    try:
-        yield
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise DataError(
-            f"{path} cannot be read as an array ({reason}); save it again with numpy.save.", path, "unreadable"
-        ) from error
 
 
 def _array_name(names: list[str], path: Path) -> str:
@@ -184,13 +171,8 @@ def read_confidence(path: Path) -> NDArray[np.float32]:
 
 
 def _read_picture(path: Path, modes: Sequence[str], needed: str) -> Array:
-    try:
-        with Image.open(path) as picture:
-            if picture.mode not in modes:
-                raise DataError(f"{path} is a picture of mode {picture.mode}; save {needed}.", path, "unreadable")
-            values = np.asarray(picture)
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # a broken file makes decoders raise nearly anything
-        raise DataError(f"{path} cannot be read as a picture; replace the file.", path, "unreadable") from error
+    with reading(path, "a picture"), Image.open(path) as picture:
+        if picture.mode not in modes:
+            raise DataError(f"{path} is a picture of mode {picture.mode}; save {needed}.", path, "unreadable")
+        values = np.asarray(picture)
     return values.astype(np.uint16) if picture.mode.startswith("I") else values

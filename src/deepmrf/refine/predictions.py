@@ -194,7 +194,7 @@ def count_labels(predictions: Iterable[PredictionFiles]) -> int:
     for files in predictions:
         try:
             count, exact = shown_labels(files)
-        except DataError as error:
+        except (DataError, FileNotFoundError) as error:
             first_error = first_error or error
             continue
         if exact:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from deepmrf.data.files import Bytes, images_in, read_image
+from deepmrf.data.files import Bytes, images_in, one_line, read_image
 from deepmrf.predict.notes import image_key
 
 CAMERA_PREFIX = "camera:"
@@ -94,7 +94,9 @@ class FrameSource(ABC):
                 if last is not None and seconds <= last:
                     seconds = last + self.time_base
                 size, last = size or image.shape, seconds
-                yield Frame(image if image.shape == size else _resized(image, size), seconds, name)
+                if image.shape != size:
+                    image = np.array(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+                yield Frame(image, seconds, name)
         if size is None:
             unreadable = f" ({self.skipped} could not be read)" if self.skipped else ""
             raise ValueError(f"{self.name} gave no frame{unreadable}: replace it, or choose another.")
@@ -157,9 +159,8 @@ class VideoFile(FrameSource):
         try:
             return self._av.open(str(self.path), metadata_errors="replace")
         except (self._av.FFmpegError, ValueError) as error:
-            raise ValueError(
-                f"{self.path} cannot be read as a video ({reason(error)}): it is damaged, cut off or none; replace it."
-            ) from None
+            problem = f"cannot be read as a video ({one_line(error)})"
+            raise ValueError(f"{self.path} {problem}: it is damaged, cut off or none; replace it.") from None
 
     def key(self) -> str:
         """A key of the file's path, size and time."""
@@ -252,10 +253,6 @@ def upright(image: Bytes, matrix: tuple[int, ...] | None) -> tuple[Bytes, bool]:
     return np.ascontiguousarray(image), swapped
 
 
-def _resized(image: Bytes, size: tuple[int, ...]) -> Bytes:
-    return np.array(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
-
-
 class FrameFolder(FrameSource):
     """The images of a folder in the order of the numbers in their names, at `fps` frames per second."""
 
@@ -334,9 +331,3 @@ class Camera(FrameSource):
                 number += 1
         finally:
             self._capture.release()
-
-
-def reason(error: BaseException) -> str:
-    """The first line of FFmpeg's message, without error numbers and names of functions."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0].rstrip(".")

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from deepmrf.data.files import Bytes
+from deepmrf.data.images import shrunk
 from deepmrf.evaluation.temporal import TemporalConsistency
 from deepmrf.flow import Flow, between
 from deepmrf.flow.estimation import Method
@@ -153,7 +153,7 @@ class Stream(Iterator[FrameResult]):
                 pair: FlowPair | None = None
                 if self.flow is not None:
                     with self.clock("flow"):
-                        small = _shrunk(frame.image, FLOW_SIDE)
+                        small = shrunk(frame.image, FLOW_SIDE)
                         if last is not None:
                             pair = between(last, small, self.flow), between(small, last, self.flow)
                     last = small
@@ -178,15 +178,6 @@ def _as_flow(pair: FlowPair | None) -> Flow | None:
     if pair is None:
         return None
     return Flow(*(torch.from_numpy(np.ascontiguousarray(flow.transpose(2, 0, 1)))[None, :, None] for flow in pair))
-
-
-def _shrunk(image: Bytes, side: int) -> Bytes:
-    """The image with at most `side` pixels on the longer side."""
-    factor = side / max(image.shape[:2])
-    if factor >= 1:
-        return image
-    size = (max(1, round(image.shape[1] * factor)), max(1, round(image.shape[0] * factor)))
-    return np.array(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
 
 
 def _sampled(labels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:

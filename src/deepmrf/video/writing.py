@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from deepmrf.data.files import Bytes
-from deepmrf.video.reading import import_av, reason
+from deepmrf.data.files import Bytes, one_line
+from deepmrf.video.reading import import_av
 
 H264 = ("libx264", "libopenh264", "mpeg4")
 ENCODERS = {
@@ -94,7 +94,7 @@ class Writer:
             if sound is None:
                 raise
             self._open(None)
-            self.silent = f"its sound does not fit into a {path.suffix} file ({reason(error)})"
+            self.silent = f"its sound does not fit into a {path.suffix} file ({one_line(error)})"
 
     def _open(self, sound: Path | None) -> None:
         options = {"flush_packets": "1"}
