@@ -270,3 +270,9 @@ def test_one_pixel_and_no_iterations():
     terms = dense_crf_terms(torch.zeros(1, 3, 1, 1, dtype=torch.uint8))
     assert mean_field(unary, terms, 5).sum() == pytest.approx(1.0)
     torch.testing.assert_close(mean_field(unary, terms, 0), torch.softmax(-unary, 1))
+
+
+def test_moved_lattice_filters_alike(agree):
+    lattice = build_lattice(torch.randn(2, 3, 50))
+    values = torch.rand(2, 4, 50)
+    agree(lattice_filter(values, lattice.to("cpu")), lattice_filter(values, lattice))

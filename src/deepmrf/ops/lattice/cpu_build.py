@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.ops.jobs import EXACT, compiled
-from deepmrf.ops.lattice.cpu_rows import FETCH_AHEAD, fetch_numbers
+from deepmrf.ops.lattice.cpu_rows import FETCH_AHEAD, fetch_number
 
 Array = NDArray[Any]
 
@@ -154,7 +154,7 @@ def find_vertices(
                 corner_key[p * sides + r] = key
             if bits > _BITS_NEAR:
                 for r in range(sides):
-                    fetch_numbers(table, 2 * _home(corner_key[p * sides + r], bits), 1)
+                    fetch_number(table, 2 * _home(corner_key[p * sides + r], bits))
         for p in range(size):
             if p and sides <= _MAX_SIDES_IN_ORDER and origin_key[p] == origin_key[p - 1] and order[p] == order[p - 1]:
                 for r in range(sides):
@@ -213,7 +213,7 @@ def find_runs(table: Array, bits: int, keys: Array, count: int, step: int) -> Ar
     entries = 0
     for m in range(count):
         if bits > _BITS_NEAR and m + FETCH_AHEAD < count:
-            fetch_numbers(table, 2 * _home(keys[m + FETCH_AHEAD] + step, bits), 1)
+            fetch_number(table, 2 * _home(keys[m + FETCH_AHEAD] + step, bits))
         after[m] = table[2 * _slot(table, keys[m] + step, bits) + 1] - 1
         if after[m] >= 0:
             linked[after[m]] = 1

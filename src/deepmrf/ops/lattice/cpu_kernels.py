@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.ops.jobs import compiled
-from deepmrf.ops.lattice.cpu_rows import blur_runs, fetch, gather, scatter, softmax
+from deepmrf.ops.lattice.cpu_rows import blur_runs, gather, scatter, softmax
 
 Array = NDArray[Any]
 
@@ -186,23 +186,16 @@ def return_private(rows: Array, home: Array, base: int, width: int) -> None:
 @compiled
 def step(
     scores: Array, rows: Array, vertex: Array, take: Array, give: Array, start: int, stop: int, corners: int,
-    width: int, first_step: bool, last_step: bool, far: bool, new_rows: Array, q: Array,
+    width: int, first_step: bool, last_step: bool, new_rows: Array, q: Array,
 ) -> None:  # fmt: skip
     """A mean-field step for the pixels start .. stop - 1: slice, add the scores, softmax, and splat into new rows.
 
-    The first step has nothing to slice; the last one writes q (L, N) instead of splatting. Rows that are too many for
-    the caches are `far`: those of the next block of pixels are fetched ahead.
+    The first step has nothing to slice; the last one writes q (L, N) instead of splatting.
     """
     block = np.empty(PIXELS_AT_ONCE * width, np.float32)
     sliced = 0 if first_step else corners
     for first in range(start, stop, PIXELS_AT_ONCE):
         size = min(PIXELS_AT_ONCE, stop - first)
-        if far:
-            for n in range(first + size, min(first + size + PIXELS_AT_ONCE, stop)):
-                if not first_step:
-                    fetch(rows, vertex, n * corners, corners, width)
-                if not last_step:
-                    fetch(new_rows, vertex, n * corners, corners, width)
         for p in range(size):  # loop by loop: each is short enough that the processor works on several pixels at once
             n = first + p
             gather(block, scores, rows, vertex, take, p * width, n * width, n * corners, sliced, width)

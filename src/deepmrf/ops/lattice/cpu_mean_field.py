@@ -21,9 +21,6 @@ from deepmrf.ops.lattice.cpu import blur_rows, parts_of, width_of, zero_rows
 from deepmrf.ops.lattice.terms import PairwiseTerm
 from deepmrf.ops.registry import installed
 
-MAX_BYTES_NEAR = 8 << 20
-"""Rows above this do not stay in the caches."""
-
 
 def suits(unary: Tensor, terms: Sequence[PairwiseTerm]) -> bool:
     """Float32 on the CPU, where numba is installed."""
@@ -117,9 +114,8 @@ class _Inference:
         run_jobs(lambda k: kernels.scores_of(self.unary, *parts[k], width, scores), len(parts))
         rows, new_rows = (zero_rows(self.rows, width) for _ in range(2))
         tables = (self.vertex.reshape(-1), self.take.reshape(-1), self.give.reshape(-1))
-        far = rows.nbytes > MAX_BYTES_NEAR
         for iteration in range(iterations + 1):
-            flags = (iteration == 0, iteration == iterations, far)
+            flags = (iteration == 0, iteration == iterations)
             jobs = [
                 partial(kernels.step, scores, rows, *tables, a, b, self.corners, width, *flags, new_rows, q)
                 for a, b in parts

@@ -73,11 +73,14 @@ class Rows:
 
     def fetch(self, data: Any, index: Any, units: int) -> None:
         """Have the vectors brought near from memory."""
+        for place in self.places(data, index, units):
+            self.fetch_place(place)
+
+    def fetch_place(self, place: Any) -> None:
         byte = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, _word, _word, _word])
         function = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        for place in self.places(data, index, units):
-            self.builder.call(function, [self.builder.bitcast(place, byte), _word(0), _word(3), _word(1)])
+        self.builder.call(function, [self.builder.bitcast(place, byte), _word(0), _word(3), _word(1)])
 
     def scalar(self, data: Any, index: Any) -> Any:
         return self.builder.load(self.builder.gep(data, [index]))
@@ -320,23 +323,7 @@ def blur_runs(r: Any, rows: Any, runs: Any, start: Any, stop: Any, base: Any, wi
     r.in_blocks(width, emit)
 
 
-@_operation(arrays=2)
-def fetch(r: Any, rows: Any, vertex: Any, at: Any, corners: Any, width: Any) -> None:
-    """Have the rows of a pixel's corners brought near, to be there by the time they are wanted."""
-
-    def emit(first: Any, units: int) -> None:
-        with cgutils.for_range(r.builder, corners) as corner:
-            r.fetch(rows, r.place_of(vertex, r.builder.add(at, corner.index), width, first), units)
-
-    r.in_blocks(width, emit)
-
-
 @_operation(arrays=1)
-def fetch_numbers(r: Any, numbers: Any, start: Any, count: Any) -> None:
-    """Have some numbers of an array brought near, `start` and the next ones; they need not exist."""
-    b, byte = r.builder, ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, _word, _word, _word])
-    function = b.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-    line = 64 // r.context.get_abi_sizeof(numbers.type.pointee)
-    with cgutils.for_range_slice(b, start, b.add(start, count), _long(line)) as (index, _):
-        b.call(function, [b.bitcast(b.gep(numbers, [index]), byte), _word(0), _word(3), _word(1)])
+def fetch_number(r: Any, numbers: Any, index: Any) -> None:
+    """Have a number of an array brought near from memory."""
+    r.fetch_place(r.builder.gep(numbers, [index]))
