@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from deepmrf import MeanField
 from deepmrf.cli import app
 from deepmrf.data.labels import LabelSet, distinct_colours
-from deepmrf.refine.apply import open_mrf, open_preset, read_label_file, refine
+from deepmrf.refine.apply import refine
 from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.opening import open_mrf, open_preset, read_label_file
 from deepmrf.refine.predictions import PredictionFolder, read_prediction
 from deepmrf.refine.report import FitReport
 from deepmrf.refine.settings import FitSettings
@@ -43,7 +44,7 @@ def folders(tmp_path):
 
 def test_a_preset_needs_no_training(folders):
     predictions, images, out, truth = folders
-    mrf, labels = open_preset("dense-crf", predictions, images, None)
+    mrf, labels, _ = open_preset("dense-crf", predictions, images)
     assert len(labels) == 3
     calls = []
     report = refine(mrf, labels, predictions, images, out, progress=lambda *n: calls.append(n))
@@ -55,8 +56,8 @@ def test_a_preset_needs_no_training(folders):
         assert picture.mode == "P"
         assert picture.getpalette()[:9] == [c for colour in labels.colours for c in colour]
         assert (np.asarray(picture) == truth).mean() > 0.99
-    with pytest.raises(ValueError, match="dense-crf"):
-        open_preset("magic", predictions, images, None)
+    with pytest.raises(ValueError, match="voc, irn"):
+        open_preset("magic", predictions, images)
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz"])
@@ -134,7 +135,7 @@ def test_a_corrupt_archive_does_not_stop_the_rest(folders):
     (predictions / "0.npz").write_bytes(content)
     with pytest.raises(zlib.error), np.load(predictions / "0.npz") as archive:
         archive["arr_0"]
-    mrf, labels = open_preset("dense-crf", predictions, images, None)
+    mrf, labels, _ = open_preset("dense-crf", predictions, images)
     report = refine(mrf, labels, predictions, images, out)
     assert report.done == ("1", "2", "3")
     assert "0.npz cannot be read as an array" in report.failed[0][1]
@@ -187,7 +188,7 @@ def test_the_device_is_checked_before_the_work(folders, monkeypatch):
     def work(*_):
         raise AssertionError("the files were read")
 
-    monkeypatch.setattr("deepmrf.refine.apply.count_labels", work)
+    monkeypatch.setattr("deepmrf.refine.opening.count_labels", work)
     code, text = type_in(folders, "--preset", "dense-crf", "--device", "banana")
     assert code == 2
     assert "device='banana' is unknown" in text

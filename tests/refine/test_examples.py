@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepmrf.refine.apply import open_mrf
 from deepmrf.refine.fit import fit
 from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.opening import open_mrf
 from deepmrf.refine.settings import FitSettings
 
 SIZE = (20, 26)

@@ -155,7 +155,7 @@ def test_bad_files_are_named(tmp_path):
     assert "(5, 9, 12)" in saved(np.zeros((5, H, W), np.float32))
     assert "shape" in saved(np.zeros(7, np.float32))
     assert "NaN" in saved(np.full((L, H, W), np.nan, np.float32))
-    assert "pickle" in saved(np.array([{"code": 1}], dtype=object))
+    assert "Python objects" in saved(np.array([{"code": 1}], dtype=object))
     assert "id 9" in saved(np.full((H, W), 9))
     assert "complex64" in saved(np.zeros((L, H, W), np.complex64))
     (tmp_path / "a.npy").write_bytes(b"not an array")

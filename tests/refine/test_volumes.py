@@ -19,7 +19,7 @@ from deepmrf.data.labels import LabelSet, distinct_colours
 from deepmrf.data.volumes import read_volume, unit_range
 from deepmrf.evaluation.dice import mean_dice
 from deepmrf.models.folder import read_mrf
-from deepmrf.refine.apply import open_mrf, open_preset, refine
+from deepmrf.refine.apply import refine
 from deepmrf.refine.crops import crop
 from deepmrf.refine.decode import CONFIDENCE
 from deepmrf.refine.examples import open_examples
@@ -27,6 +27,7 @@ from deepmrf.refine.fit import default_settings, fit, refined_labels
 from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.learn import run_batch
 from deepmrf.refine.matching import count_dims, match_files
+from deepmrf.refine.opening import open_mrf, open_preset
 from deepmrf.refine.predictions import PredictionFolder, count_labels, read_prediction
 from deepmrf.refine.settings import VOLUME_SETTINGS, FitSettings, size_in_voxels
 
@@ -367,7 +368,7 @@ def test_an_mrf_for_pictures_is_not_for_volumes(folders, tmp_path):
 
 def test_the_preset_is_for_volumes_too(folders, tmp_path):
     predictions, images, masks = folders
-    mrf, labels = open_preset("dense-crf", predictions, images, None)
+    mrf, labels, _ = open_preset("dense-crf", predictions, images)
     assert (mrf.dims, len(labels)) == (3, 3)
     refine(mrf, labels, predictions, images, tmp_path / "out")
 

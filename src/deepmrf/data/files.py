@@ -90,7 +90,7 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _decoded(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
+def decoded(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
     """Open an image and decode it, or raise a DataError."""
     with ExitStack() as stack:
         with reading(path):
@@ -155,7 +155,7 @@ def read_image(path: Path, max_pixels: int | None = None) -> Bytes:
 
     Of an animation, the first frame. max_pixels: refuse larger images before decoding; None is Pillow's own limit.
     """
-    with _decoded(path, max_pixels) as picture:
+    with decoded(path, max_pixels) as picture:
         return to_rgb(picture, path)
 
 
@@ -190,7 +190,7 @@ def _from_lab(picture: Image.Image) -> Image.Image:
 
 def read_mask(path: Path, lookup: NDArray[np.int16] | None, colours: Mapping[Colour, int] | None) -> Bytes:
     """Read a mask as labels (H, W): 8-bit ids by `lookup` (256,), where -1 is an error, or colours by `colours`."""
-    with _decoded(path) as picture:
+    with decoded(path) as picture:
         if lookup is not None and picture.mode in ("1", "L", "P"):
             return map_ids(np.array(picture, dtype=np.uint8), lookup, path)
         if colours is not None and picture.mode in ("P", "RGB", "RGBA"):

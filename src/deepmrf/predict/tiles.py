@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -67,10 +68,15 @@ def square_tiles(size: Sequence[int], tile: int, margin: int, step: int = 1) -> 
     return tiles(size, [tile] * len(size), [(margin, margin)] * len(size), step)
 
 
+def bytes_per_pixel(mrf: MeanField) -> int:
+    """Bytes that the maps of an MRF take for each pixel, roughly."""
+    contexts = 0 if mrf.label_contexts is None else mrf.label_contexts.contexts
+    return 4 * (mrf.labels * (contexts + 8) + 4 * mrf.triple_penalty.features)
+
+
 def tile_size(mrf: MeanField, size: Sequence[int], max_bytes: int = MAX_TILE_BYTES) -> tuple[int, ...]:
     """The largest tile, made by halving, whose maps fit into `max_bytes` with what lies around it."""
-    contexts = 0 if mrf.label_contexts is None else mrf.label_contexts.contexts
-    bytes_each = 4 * (mrf.labels * (contexts + 8) + 4 * mrf.triple_penalty.features)
+    bytes_each = bytes_per_pixel(mrf)
     around = [before + after for before, after in mrf.reach()]
     tile = list(size)
     while bytes_each * math.prod(min(t + a, n) for t, a, n in zip(tile, around, size, strict=True)) > max_bytes:
@@ -97,23 +103,36 @@ def spaced(mrf: MeanField, spacing: Sequence[float] | None) -> Iterator[None]:
         mrf.triple_penalty.spacing = before
 
 
+class Maps(Protocol):
+    """A tensor, or what reads parts of one from a file: maps[:, rows, columns]."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def __getitem__(self, index: tuple[slice, ...], /) -> Tensor: ...
+
+
 def in_tiles(
     mrf: MeanField,
-    log_p: Tensor,
+    log_p: Maps,
     image: Tensor,
     tile: Sequence[int] | None = None,
     spacing: Sequence[float] | None = None,
+    max_bytes: int = MAX_TILE_BYTES,
 ) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
     """log_p (L, *S), image (F, *S) -> for each tile, its slices and its log-probabilities (L, *tile), on the CPU.
 
-    tile: its size, without what lies around it; None takes as much as fits into memory, which may be all. The MRF may
-    be on another device than the maps: only tiles go there.
+    tile: its size, without what lies around it; None takes as much as fits into `max_bytes`, which may be all. The MRF
+    may be on another device than the maps: only tiles go there.
     """
     size = tuple(log_p.shape[1:])
     device = mrf.triple_penalty.scale.device
     stride = 1 if mrf.label_contexts is None else mrf.label_contexts.stride
-    for part in tiles(size, tile or tile_size(mrf, size), mrf.reach(), stride):
-        maps = (values[(slice(None), *part.outer)][None].to(device) for values in (log_p, image))
+    with spaced(mrf, spacing):
+        parts = list(tiles(size, tile or tile_size(mrf, size, max_bytes), mrf.reach(), stride))
+    for part in parts:
+        outer = (slice(None), *part.outer)
+        maps = (values[None].contiguous().to(device) for values in (log_p[outer], image[outer]))
         with torch.no_grad(), spaced(mrf, spacing):
             log_q = mrf(*(values.float() if values.is_floating_point() else values for values in maps))[0]
         yield part.inner, log_q[(slice(None), *part.cut)].cpu()

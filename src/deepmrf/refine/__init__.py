@@ -5,7 +5,9 @@ learn         stages 2 and 3 on crops of examples
 crops         random crops of examples
 settings      how large the MRF is, and how it is learned
 report        the MRF and its scores; saving them
+opening       the MRF to refine with: a saved one, or a preset
 apply         refine a folder of predictions with an MRF
+results       write refined label maps and probabilities
 examples      the images that a fit learns from
 matching      predictions, images and masks of one name
 predictions   find and read the files of a prediction

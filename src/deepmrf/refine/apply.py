@@ -1,63 +1,38 @@
-"""Apply an MRF to a folder of predictions, and write refined label maps and, on request, probabilities.
+"""Apply an MRF to a folder of predictions.
 
-    OUT/STEM.png    the label ids with their colours as a palette
-    OUT/STEM.npy    probabilities (L, H, W) of float16, with probabilities="npy"; or OUT/STEM.npz, compressed
-
-Of volumes (NIfTI), OUT/STEM.nii.gz holds the label ids on the volume's own grid, and probabilities are (L, D, H, W).
-They are computed in tiles, each volume with its own spacing.
-
-A file that cannot be used is reported, and the rest goes on. Results that lie in OUT already stay as they are, so that
-a run that was stopped continues. Label maps hold the labels 0 .. L-1, or the ids of a LabelIds.
+Several images are refined at a time, each in its own thread, which reads, computes and writes; large images are
+computed in tiles. A file that cannot be used is reported, and the rest goes on. Results that exist stay as they are, so
+that a run that was stopped continues. results.py says what is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
-from deepmrf.data.files import VOID, Bytes
-from deepmrf.data.folder import labels_file
-from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.files import image_size
+from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
-from deepmrf.data.volumes import NiftiVolume, write_labels
-from deepmrf.data.writing import check_folder, replacing
-from deepmrf.layers import MeanField, dense_crf
-from deepmrf.models.folder import read_mrf
+from deepmrf.data.writing import check_folder
+from deepmrf.layers import MeanField
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.devices import chosen_device
-from deepmrf.predict.tiles import in_tiles
+from deepmrf.predict.tiles import MAX_TILE_BYTES, bytes_per_pixel, in_tiles
+from deepmrf.refine.decode import MAX_PIXELS, check_gt_prob
 from deepmrf.refine.label_ids import LabelIds
-from deepmrf.refine.matching import (
-    MatchedFiles,
-    PredictedImage,
-    count_dims,
-    match_files,
-    read_predicted_image,
-)
-from deepmrf.refine.predictions import Folder, count_labels
+from deepmrf.refine.matching import MatchedFiles, PredictedImage, count_dims, match_files, read_predicted_image
+from deepmrf.refine.predictions import Folder
+from deepmrf.refine.results import Probabilities, ResultWriter
 
-PRESETS: dict[str, Callable[[int], MeanField]] = {"dense-crf": dense_crf}
-"""MRFs that need no training, by name."""
-VOLUME_PRESETS: dict[str, Callable[[int], MeanField]] = {
-    "dense-crf": lambda labels: dense_crf(
-        labels, dims=3, window=7, features=1, colour_width=0.1, position_width=3.0, smooth_width=1.0
-    )
-}
-"""The same for volumes: widths are in mm and in parts of the range between the volume's percentiles."""
-IMAGES_READ_AHEAD = 2
-VOLUMES_READ_AHEAD = 1  # they are large
-READING_THREADS = 2
-
-Probabilities = Literal["", "npy", "npz"]
+MAX_IMAGE_BYTES = 2 << 30
+"""Images whose maps take more bytes than this are computed in tiles."""
+MAX_BYTES_AT_ONCE = 4 << 30
+"""Bytes that the maps of all images that are refined at a time may take."""
 
 
 @dataclass(frozen=True)
@@ -70,33 +45,9 @@ class RefineReport:
     failed: tuple[tuple[str, str], ...]
     """(stem, reason), a sentence each."""
     notes: tuple[str, ...]
-    """Images without predictions and predictions without images."""
+    """Images without predictions, predictions without images, options without use."""
     kinds: tuple[str, ...]
     """What the predictions were taken for."""
-
-
-def open_mrf(folder: Folder) -> tuple[MeanField, LabelSet, LabelIds | None]:
-    """The MRF that `fit` saved, its labels, and their ids if these are not 0 .. L-1."""
-    mean_field, config = read_mrf(Path(folder))
-    ids = LabelIds(tuple(config["ids"]), tuple(config.get("void", ()))) if config.get("ids") is not None else None
-    return mean_field, LabelSet.from_dict(config["labels"]), ids
-
-
-def open_preset(name: str, predictions: Folder, images: Folder, labels: LabelSet | None) -> tuple[MeanField, LabelSet]:
-    """A preset for these labels, or for as many as the predictions show."""
-    if name not in PRESETS:
-        raise ValueError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")
-    if labels is None:
-        count = count_labels(files.prediction for files in match_files(predictions, images)[0])
-        labels = LabelSet(tuple(f"label {label}" for label in range(count)), distinct_colours(count))
-    presets = PRESETS if count_dims(images) == 2 else VOLUME_PRESETS
-    return presets[name](len(labels)).eval(), labels
-
-
-def read_label_file(path: Folder) -> tuple[LabelSet, LabelIds | None]:
-    """The labels of a labels.json of any name, and their ids if these are not 0 .. L-1, as `fit` reads them."""
-    labels, lookup, _ = labels_file(Path(path))
-    return labels, LabelIds.from_lookup(lookup, len(labels))
 
 
 def refine(
@@ -111,16 +62,24 @@ def refine(
     device: str = "cpu",
     progress: Progress = no_progress,
     label_ids: LabelIds | None = None,
+    gt_prob: float | None = None,
+    workers: int | None = None,
 ) -> RefineReport:
     """Refine every prediction that has an image, and write the results into `out`.
 
     label_ids: the ids in label maps, those read and those written, where they are not the labels 0 .. L-1.
+    gt_prob: the probability that a label map is right, where no file tells its confidence; None: 0.9.
+    workers: images refined at a time; None: as many as PyTorch uses threads. Volumes are refined one after the other.
     """
     chosen_device(device)
     if probabilities not in ("", "npy", "npz"):
         raise ValueError(f"probabilities={probabilities!r} is unknown: choose 'npy', 'npz' or '' for none.")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers!r} must be at least 1.")
     _check_mrf(mrf, labels, label_ids, images)
-    writer = _Writer(Path(out), labels, label_ids, probabilities)
+    if gt_prob is not None:
+        check_gt_prob(gt_prob, len(labels))
+    writer = ResultWriter(Path(out), labels, label_ids, probabilities)
     for folder in (predictions, images):
         if writer.folder.resolve() == Path(folder).resolve():
             raise ValueError(f"The results would be written among the inputs in {folder}; choose another folder.")
@@ -128,18 +87,28 @@ def refine(
     check_folder(writer.folder, "the results")
     todo = [files for files in matched if overwrite or not writer.has_written(files)]
     skipped = sorted({files.stem for files in matched} - {files.stem for files in todo})
-    read = partial(read_predicted_image, labels=labels, label_ids=label_ids)
-    read_ahead = IMAGES_READ_AHEAD if mrf.dims == 2 else VOLUMES_READ_AHEAD
     mrf, done, failed, kinds = mrf.to(device), [], [], set()
-    for files, future in map_ahead(read, todo, read_ahead, READING_THREADS):
-        try:
-            predicted = future.result()
-            _refine_image(mrf, predicted, files, writer)
-            done.append(files.stem)
-            kinds.add(predicted.kind)
-        except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
-            failed.append((files.stem, str(error) or type(error).__name__))
-        progress(len(done) + len(failed), len(todo))
+    threads = torch.get_num_threads()
+    workers = _count_workers(mrf, todo, workers or threads)
+
+    def work(files: MatchedFiles) -> str:
+        torch.set_num_threads(max(1, threads // workers))  # of this thread's kernels
+        predicted = read_predicted_image(files, labels, label_ids, gt_prob)
+        writer.write(files, *_refine(mrf, predicted, bool(probabilities)), predicted.volume)
+        return predicted.kind
+
+    try:
+        for files, future in map_ahead(work, todo, workers, workers):
+            try:
+                kinds.add(future.result())
+                done.append(files.stem)
+            except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
+                failed.append((files.stem, str(error) or type(error).__name__))
+            progress(len(done) + len(failed), len(todo))
+    finally:
+        torch.set_num_threads(threads)
+    if gt_prob is not None and kinds and not any("right with" in kind for kind in kinds):
+        notes.append(f"gt_prob={gt_prob:g} was not used: it is for label maps without a confidence of their own.")
     return RefineReport(tuple(done), tuple(skipped), tuple(failed), tuple(notes), tuple(sorted(kinds)))
 
 
@@ -157,79 +126,26 @@ def _check_mrf(mrf: MeanField, labels: LabelSet, label_ids: LabelIds | None, ima
         )
 
 
-def _refine_image(mrf: MeanField, predicted: PredictedImage, files: MatchedFiles, writer: _Writer) -> None:
-    if predicted.volume is not None:
-        writer.write_volume(files, predicted.volume, *_refine_volume(mrf, predicted, bool(writer.probabilities)))
-        return
-    device = mrf.triple_penalty.scale.device
-    with torch.inference_mode():
-        log_q = mrf(predicted.log_p[None].to(device), predicted.image[None].to(device))[0].cpu()
-    writer.write_image(files, log_q)
+def _count_workers(mrf: MeanField, todo: Sequence[MatchedFiles], workers: int) -> int:
+    """How many images are refined at a time: fewer where they are large."""
+    if mrf.dims != 2:
+        return 1  # each volume sets its spacing in the MRF
+    largest = 1
+    for files in todo:
+        with suppress(OSError, ValueError):  # reading a bad file later names it
+            height, width, _ = image_size(files.image, MAX_PIXELS)
+            largest = max(largest, height * width)
+    return max(1, min(workers, len(todo), MAX_BYTES_AT_ONCE // (largest * bytes_per_pixel(mrf))))
 
 
-def _refine_volume(mrf: MeanField, predicted: PredictedImage, with_p: bool) -> tuple[Tensor, Tensor | None]:
-    """Labels (D, H, W) of uint8 and, if asked, probabilities (L, D, H, W) of float16."""
-    assert predicted.volume is not None
-    log_p = predicted.log_p
+def _refine(mrf: MeanField, predicted: PredictedImage, with_p: bool) -> tuple[Tensor, Tensor | None]:
+    """Labels (*S) of uint8 and, if asked, probabilities (L, *S) of float16."""
+    log_p, spacing = predicted.log_p, None if predicted.volume is None else predicted.volume.spacing
     labels = torch.empty(log_p.shape[1:], dtype=torch.uint8)
     p = torch.empty(log_p.shape, dtype=torch.float16) if with_p else None
-    for region, log_q in in_tiles(mrf, log_p, predicted.image, spacing=predicted.volume.spacing):
+    max_bytes = MAX_IMAGE_BYTES if spacing is None else MAX_TILE_BYTES
+    for region, log_q in in_tiles(mrf, log_p, predicted.image, spacing=spacing, max_bytes=max_bytes):
         labels[region] = log_q.argmax(0).to(torch.uint8)
         if p is not None:
             p[(slice(None), *region)] = log_q.exp().half()
     return labels, p
-
-
-class _Writer:
-    """Writes the results into a folder; the label map comes last, so that it says that all is there."""
-
-    def __init__(
-        self, folder: Path, labels: LabelSet, label_ids: LabelIds | None, probabilities: Probabilities
-    ) -> None:
-        self.folder, self.labels, self.label_ids, self.probabilities = folder, labels, label_ids, probabilities
-
-    def has_written(self, files: MatchedFiles) -> bool:
-        """Are all results of this image there?"""
-        return self._map_path(files).exists() and (not self.probabilities or self._p_path(files).exists())
-
-    def write_image(self, files: MatchedFiles, log_q: Tensor) -> None:
-        """Write the label map and the probabilities of an image."""
-        picture = Image.fromarray(self._to_ids(log_q.argmax(0).to(torch.uint8)))
-        picture.putpalette(self._palette().tobytes())
-        if self.probabilities:
-            _write_array(log_q.exp().half(), self._p_path(files))
-        with replacing(self._map_path(files)) as file:
-            picture.save(file, format="PNG")
-
-    def write_volume(self, files: MatchedFiles, volume: NiftiVolume, labels: Tensor, p: Tensor | None) -> None:
-        """Write the label map and the probabilities of a volume."""
-        if p is not None:
-            _write_array(p, self._p_path(files))
-        write_labels(self._to_ids(labels), self._map_path(files), volume)
-
-    def _map_path(self, files: MatchedFiles) -> Path:
-        return self.folder / f"{files.stem}.{'png' if files.dims == 2 else 'nii.gz'}"
-
-    def _p_path(self, files: MatchedFiles) -> Path:
-        return self.folder / f"{files.stem}.{self.probabilities}"
-
-    def _to_ids(self, labels: Tensor) -> Bytes:
-        values: Bytes = labels.numpy()
-        return values if self.label_ids is None else self.label_ids.to_ids(values)
-
-    def _palette(self) -> NDArray[np.uint8]:
-        """Colours (256, 3) by id."""
-        palette = self.labels.palette()
-        if self.label_ids is None:
-            return palette
-        by_id = np.repeat(palette[VOID:], 256, axis=0)
-        by_id[list(self.label_ids.ids)] = self.labels.colours
-        return by_id
-
-
-def _write_array(p: Tensor, path: Path) -> None:
-    with replacing(path) as file:
-        if path.suffix == ".npy":
-            np.save(file, p.numpy(), allow_pickle=False)
-        else:
-            np.savez_compressed(file, probabilities=p.numpy())

@@ -6,17 +6,18 @@ Shapes: L labels, *S the image's axes, (H, W) or (D, H, W).
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
-from deepmrf.data.files import VOID, DataError, reading
+from deepmrf.data.files import VOID, DataError, decoded, reading
 from deepmrf.data.volumes import is_volume, read_volume, whole_numbers
 
 CONFIDENCE = 0.9
@@ -27,12 +28,17 @@ SUM_TOLERANCE = 0.02
 """How far sums may be from one and still mean probabilities: half precision and many labels."""
 RANGE_TOLERANCE = 0.05
 """How far probabilities may be outside 0 to 1: bicubic interpolation overshoots."""
+MAX_VALUES_CHECKED = 1 << 24
+"""Numbers of an array that are looked at together to tell what they mean."""
+MAX_PIXELS = 1 << 30
+"""Images and label maps of more pixels are refused: 30,000 x 30,000 are 0.9 billion."""
 ARRAY_NAMES = ("probabilities", "log_probabilities", "logits", "arr_0")
 """The array of an .npz file that is taken when it holds several, the first of these first."""
 ARRAY_FILE = "an array", "save it again with numpy.save"
 """What a .npy or .npz file cannot be read as where it is broken, and what to do then."""
 
 Array = NDArray[Any]
+Region = tuple[slice, ...]
 
 
 def read_array(path: Path, lazy: bool = False) -> Array:
@@ -97,25 +103,68 @@ def labels_first(values: Array, labels: int | None, path: Path, dims: int = 2) -
     return values if is_first else np.moveaxis(values, -1, 0)
 
 
-def decode_array(values: Array, path: Path) -> tuple[Tensor, str]:
+@dataclass(frozen=True)
+class LogProbabilities:
+    """Log-probabilities (L, *S) of float32, computed part by part when they are asked for: maps[:, rows, columns].
+
+    So an array that is larger than the memory can stay in its file.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[Region], Tensor]
+    """From slices along the image's axes to the log-probabilities there."""
+
+    def __getitem__(self, index: Region) -> Tensor:
+        return self.read(index[1:])
+
+    def tensor(self) -> Tensor:
+        """All of them."""
+        return self.read((slice(None),) * (len(self.shape) - 1))
+
+
+def decode_array(values: Array, path: Path) -> tuple[LogProbabilities, str]:
     """Log-probabilities (L, *S) from an array (L, *S), and what its numbers were taken for."""
+    kind, decode = _array_kind(values, path)
+    return LogProbabilities(values.shape, lambda region: decode(values[(slice(None), *region)])), kind
+
+
+def _array_kind(values: Array, path: Path) -> tuple[str, Callable[[Array], Tensor]]:
+    """What the numbers of an array mean, and the function that makes log-probabilities of a part of them."""
+    as_shares = partial(_log_shares, least=MIN_PROBABILITY)
     if values.dtype.kind in "biu" and values.min() >= 0 and values.max() <= 1:
-        values = values.astype(np.float32)  # a label or not: shares of one, and not of 255
+        # A label or not: shares of one, and not of 255.
+        one_hot = all(_is_one(torch.from_numpy(part.astype(np.float32)).sum(0)) for part in _parts(values))
+        return "probabilities" if one_hot else "scores of 0 to 1, divided by their sum", as_shares
     if values.dtype in (np.uint8, np.uint16):
-        return _log_shares(values, 0.5), f"{8 * values.dtype.itemsize}-bit probabilities"  # 0 is half a step
+        return f"{8 * values.dtype.itemsize}-bit probabilities", partial(_log_shares, least=0.5)  # 0 is half a step
     if values.dtype.kind != "f":
         raise DataError(f"{path} holds {values.dtype}; save floats, uint8 or uint16.", path, "unreadable")
-    real = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
-    if bool(torch.isnan(real).any()) or bool((real == torch.inf).any()):
-        raise DataError(f"{path} holds NaN or infinity; look for an overflow where it was made.", path, "unreadable")
-    low, high = float(real.min()), float(real.max())
-    if low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE and _is_one(real.sum(0)):
-        return _log_shares(real.numpy(), MIN_PROBABILITY), "probabilities"
+    low, high, sums_are_one, exp_sums_are_one = torch.inf, -torch.inf, True, True
+    for part in map(_to_float, _parts(values)):
+        if bool(torch.isnan(part).any()) or bool((part == torch.inf).any()):
+            message = f"{path} holds NaN or infinity; look for an overflow where it was made."
+            raise DataError(message, path, "unreadable")
+        low, high = min(low, float(part.min())), max(high, float(part.max()))
+        sums_are_one = sums_are_one and _is_one(part.sum(0))
+        exp_sums_are_one = exp_sums_are_one and high <= SUM_TOLERANCE and _is_one(part.exp().sum(0))
+    if low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE and sums_are_one:
+        return "probabilities", as_shares
     if low >= 0 and high <= 1 + SUM_TOLERANCE:
-        return _log_shares(real.numpy(), MIN_PROBABILITY), "scores of 0 to 1, divided by their sum"
-    if high <= SUM_TOLERANCE and _is_one(real.exp().sum(0)):
-        return _with_floor(real), "log-probabilities"
-    return _with_floor(real.log_softmax(0)), "logits"
+        return "scores of 0 to 1, divided by their sum", as_shares
+    if exp_sums_are_one:
+        return "log-probabilities", lambda part: _with_floor(_to_float(part))
+    return "logits", lambda part: _with_floor(_to_float(part).log_softmax(0))
+
+
+def _parts(values: Array) -> Iterator[Array]:
+    """The array (L, *S) in parts along its second axis, each of at most MAX_VALUES_CHECKED numbers or one row."""
+    rows = max(1, MAX_VALUES_CHECKED * values.shape[1] // values.size)
+    for start in range(0, values.shape[1], rows):
+        yield values[:, start : start + rows]
+
+
+def _to_float(values: Array) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
 
 
 def _is_one(sums: Tensor) -> bool:
@@ -124,7 +173,7 @@ def _is_one(sums: Tensor) -> bool:
 
 def _log_shares(values: Array, least: float) -> Tensor:
     """log(values / their sum), with `least` in place of smaller values."""
-    shares = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).clamp_min(least)
+    shares = _to_float(values).clamp_min(least)
     return _with_floor((shares / shares.sum(0)).log())
 
 
@@ -133,25 +182,50 @@ def _with_floor(log_p: Tensor) -> Tensor:
 
 
 def decode_ids(
-    ids: NDArray[np.int64], confidence: NDArray[np.float32] | None, labels: int | None, path: Path
-) -> Tensor:
+    ids: Array,
+    confidence: NDArray[np.float32] | None,
+    labels: int | None,
+    path: Path,
+    gt_prob: float = CONFIDENCE,
+) -> LogProbabilities:
     """Log-probabilities (L, *S) from label ids: the named label gets its confidence, the others share the rest.
 
-    The named label is never the least probable one. Where the id is void, all labels are equally probable.
+    gt_prob: the confidence where there is no map of it. The named label is never the least probable one. Where the id
+    is void, all labels are equally probable.
     """
-    known = ids != VOID
-    count = labels if labels is not None else int(ids[known].max(initial=1)) + 1
-    wrong = ids[known & ((ids >= count) | (ids < 0))]
-    if wrong.size:
-        raise DataError(f"{path} holds the id {int(wrong[0])}, but there are {count} labels; correct it.", path, "id")
+    lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0, where=ids != VOID))
+    count = labels if labels is not None else max(highest, 1) + 1
+    if lowest < 0 or highest >= count:
+        wrong = lowest if lowest < 0 else highest
+        raise DataError(f"{path} holds the id {wrong}, but there are {count} labels; correct it.", path, "id")
     if confidence is not None and confidence.shape != ids.shape:
         raise DataError(f"The confidence of {path} has another size than it; save both alike.", path, "size")
-    share: Array = np.full(ids.shape, CONFIDENCE, np.float32) if confidence is None else confidence
-    share = np.clip(share, 1 / count + MIN_PROBABILITY, 1 - MIN_PROBABILITY, dtype=np.float32)
+
+    def read(region: Region) -> Tensor:
+        given = gt_prob if confidence is None else confidence[region]
+        return _log_p_of_ids(ids[region], np.float32(given), count)
+
+    return LogProbabilities((count, *ids.shape), read)
+
+
+def _log_p_of_ids(ids: Array, confidence: Any, count: int) -> Tensor:
+    known = ids != VOID
+    share = np.clip(confidence, 1 / count + MIN_PROBABILITY, 1 - MIN_PROBABILITY, dtype=np.float32)
     rest = np.where(known, (1 - share) / (count - 1), 1 / count)
     p = np.repeat(rest[None].astype(np.float32), count, axis=0)  # (L, *S)
-    np.put_along_axis(p, np.where(known, ids, 0)[None], np.where(known, share, 1 / count)[None], axis=0)
+    index = np.where(known, ids, 0)[None].astype(np.int64)
+    np.put_along_axis(p, index, np.where(known, share, 1 / count)[None].astype(np.float32), axis=0)
     return _with_floor(torch.from_numpy(p).log())
+
+
+def check_gt_prob(gt_prob: float, labels: int) -> float:
+    """The confidence of label maps, if it makes their labels the most probable ones."""
+    if not 1 / labels < gt_prob < 1:
+        raise ValueError(
+            f"gt_prob={gt_prob!r} must lie above {1 / labels:.3g}, one of {labels} labels, and below 1: it is the "
+            "probability that a mask's label is right."
+        )
+    return gt_prob
 
 
 def read_grey(path: Path) -> Array:
@@ -159,9 +233,9 @@ def read_grey(path: Path) -> Array:
     return _read_picture(path, ("L", "I;16", "I;16B", "I"), "8-bit or 16-bit grey")
 
 
-def read_ids(path: Path) -> NDArray[np.int64]:
+def read_ids(path: Path) -> NDArray[np.uint8]:
     """A picture of label ids."""
-    return _read_picture(path, ("L", "P", "1"), "8-bit label ids, grey or palette").astype(np.int64)
+    return _read_picture(path, ("L", "P", "1"), "8-bit label ids, grey or palette").astype(np.uint8, copy=False)
 
 
 def read_confidence(path: Path) -> NDArray[np.float32]:
@@ -171,7 +245,7 @@ def read_confidence(path: Path) -> NDArray[np.float32]:
 
 
 def _read_picture(path: Path, modes: Sequence[str], needed: str) -> Array:
-    with reading(path, "a picture"), Image.open(path) as picture:
+    with decoded(path, MAX_PIXELS) as picture:
         if picture.mode not in modes:
             raise DataError(f"{path} is a picture of mode {picture.mode}; save {needed}.", path, "unreadable")
         values = np.asarray(picture)

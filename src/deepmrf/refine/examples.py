@@ -178,8 +178,8 @@ class Examples:
             spacing = predicted.volume.spacing
             voxels = np.argwhere((mask != 0) & (mask != VOID))
             foreground = torch.from_numpy(voxels[:: max(1, len(voxels) // FOREGROUND_VOXELS)].copy())
-        log_p = predicted.log_p.half()
-        return Example(files.stem, log_p, predicted.image, torch.from_numpy(mask), spacing, foreground)
+        maps = predicted.log_p.tensor().half(), predicted.image.contiguous(), torch.from_numpy(mask)
+        return Example(files.stem, *maps, spacing, foreground)
 
     def _read_mask(self, files: MatchedFiles, predicted: PredictedImage) -> Bytes:
         path = files.mask_path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,21 +36,26 @@ class LabelIds:
         void = tuple(np.flatnonzero(lookup == VOID).tolist())
         return None if (ids, void) == (tuple(range(labels)), (VOID,)) else cls(ids, void)
 
-    def to_labels(self, ids: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
+    def to_labels(self, ids: NDArray[Any], path: Path) -> Bytes:
         """The labels of a map of ids, with void as 255; `path` is the map's name in errors."""
-        table = np.full(257, -1, np.int64)
-        table[list(self.void)], table[list(self.ids)] = VOID, np.arange(len(self.ids))
-        labels: NDArray[np.int64] = table[np.where((ids < 0) | (ids > 255), 256, ids)]
-        if labels.size and labels.min() < 0:
+        wrong = ids[~np.isin(ids, [*self.ids, *self.void])]
+        if wrong.size:
             allowed = ", ".join(map(str, self.ids[:10])) + (" ..." if len(self.ids) > 10 else "")
             raise DataError(
-                f"{path} holds the id {int(ids[labels < 0][0])}, but the masks' ids in labels.json are {allowed}; "
+                f"{path} holds the id {int(wrong[0])}, but the masks' ids in labels.json are {allowed}; "
                 "save label maps with the ids of the masks.",
                 path,
                 "id",
             )
+        table = np.full(256, VOID, np.uint8)
+        table[list(self.ids)] = np.arange(len(self.ids))
+        labels: Bytes = table[ids]
         return labels
 
     def to_ids(self, labels: Bytes) -> Bytes:
         """The ids of a map of labels 0 .. L-1."""
         return np.array(self.ids, dtype=np.uint8)[labels]
+
+
+BINARY = LabelIds((0, 255), ())
+"""Of masks that hold 0 for the background and 255 for the foreground."""

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,9 +15,9 @@ from deepmrf.data.files import DataError, images_in, read_image, shortened
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.volumes import NiftiVolume, is_volume, read_grid, read_volume, unit_range, volumes_in
 from deepmrf.data.volumes import stem as volume_stem
-from deepmrf.refine.decode import read_shape
+from deepmrf.refine.decode import MAX_PIXELS, LogProbabilities, read_shape
 from deepmrf.refine.label_ids import LabelIds
-from deepmrf.refine.predictions import Folder, PredictionFiles, PredictionFolder, read_prediction
+from deepmrf.refine.predictions import Folder, PredictionFiles, PredictionFolder, open_prediction
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class MatchedFiles:
 class PredictedImage:
     """An image or a volume with its prediction, in memory."""
 
-    log_p: Tensor
-    """(L, *S) of float32."""
+    log_p: LogProbabilities
+    """(L, *S) of float32, computed where they are asked for."""
     image: Tensor
     """(3, H, W) of uint8, or of a volume (1, D, H, W) of float32 in [0, 1]."""
     kind: str
@@ -106,14 +105,16 @@ def match_files(
     return matched, notes
 
 
-def read_predicted_image(files: MatchedFiles, labels: LabelSet, label_ids: LabelIds | None) -> PredictedImage:
-    """Read an image and its prediction, and check that they have one size."""
+def read_predicted_image(
+    files: MatchedFiles, labels: LabelSet, label_ids: LabelIds | None, gt_prob: float | None = None
+) -> PredictedImage:
+    """Read an image, open its prediction, and check that they have one size."""
     volume = read_volume(files.image) if files.dims == 3 else None
     if volume is not None:
         image = torch.from_numpy(unit_range(volume.values))[None]
     else:
-        image = torch.from_numpy(np.ascontiguousarray(read_image(files.image).transpose(2, 0, 1)))
-    log_p, kind = read_prediction(files.prediction, len(labels), labels.names, label_ids)
+        image = torch.from_numpy(read_image(files.image, MAX_PIXELS)).permute(2, 0, 1)
+    log_p, kind = open_prediction(files.prediction, len(labels), labels.names, label_ids, gt_prob)
     if log_p.shape[1:] != image.shape[1:]:
         given, needed = describe_size(log_p.shape[1:]), describe_size(image.shape[1:])
         unit = "pixels" if files.dims == 2 else "voxels"

@@ -4,6 +4,7 @@
     DIR/STEM/ID.png or DIR/STEM/NAME.png    one grey picture per label, 8 or 16 bits
     DIR/STEM_ID.png                         the same, all in one folder
     DIR/STEM.png, DIR/STEM_confidence.png   a map of label ids (255: unknown), and how sure it is; CONFIDENCE if absent
+                                            or a binary mask, 0 and 255, where all of the folder are such
 
 Predictions of volumes (NIfTI):
 
@@ -19,11 +20,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from deepmrf.data.dataset import need_folder
@@ -31,7 +32,9 @@ from deepmrf.data.files import VOID, DataError, images_in, shortened
 from deepmrf.data.volumes import is_volume
 from deepmrf.data.volumes import stem as volume_stem
 from deepmrf.refine.decode import (
+    CONFIDENCE,
     Array,
+    LogProbabilities,
     decode_array,
     decode_ids,
     labels_first,
@@ -40,7 +43,7 @@ from deepmrf.refine.decode import (
     read_grey,
     read_ids,
 )
-from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.label_ids import BINARY, LabelIds
 
 _CONFIDENCE_ENDING = "_confidence"
 
@@ -118,34 +121,70 @@ class PredictionFolder:
         return stem not in self.pictures and len(ids) > 1 and ids == list(range(len(ids)))
 
 
+def open_prediction(
+    files: PredictionFiles,
+    labels: int | None = None,
+    names: Sequence[str] | None = None,
+    label_ids: LabelIds | None = None,
+    gt_prob: float | None = None,
+) -> tuple[LogProbabilities, str]:
+    """Log-probabilities (L, *S), and what the files were taken for: "probabilities", "logits" ...
+
+    names: of the labels, for pictures that are named after them. label_ids: for label maps, and for pictures that are
+    named after ids. gt_prob: the probability of the label that a label map without a confidence names; None: 0.9.
+    """
+    ids = _read_label_map(files)
+    if ids is not None:
+        ids = ids if label_ids is None else label_ids.to_labels(ids, files.path)
+        confidence = None if files.confidence is None else read_confidence(files.confidence)
+        kind = "label ids" if label_ids is None else "label ids, those of the masks"
+        kind = "binary masks of 0 and 255" if label_ids == BINARY else kind
+        if gt_prob is not None and confidence is None:
+            kind += f", right with probability {gt_prob:g}"
+        return decode_ids(ids, confidence, labels, files.path, CONFIDENCE if gt_prob is None else gt_prob), kind
+    if files.array is not None:
+        values = labels_first(read_array(files.array, lazy=True), labels, files.array, files.dims)
+        return decode_array(values.transpose(0, 3, 2, 1) if files.reversed_axes else values, files.array)
+    maps = _stack_pictures(files, labels, names, label_ids)
+    return decode_array(maps, files.path)[0], f"{8 * maps.dtype.itemsize}-bit pictures, one per label"
+
+
 def read_prediction(
     files: PredictionFiles,
     labels: int | None = None,
     names: Sequence[str] | None = None,
     label_ids: LabelIds | None = None,
 ) -> tuple[Tensor, str]:
-    """Log-probabilities (L, *S) of float32, and what the files were taken for: "probabilities", "logits" ...
+    """The same, with all log-probabilities in memory."""
+    log_p, kind = open_prediction(files, labels, names, label_ids)
+    return log_p.tensor(), kind
 
-    names: of the labels, for pictures that are named after them. label_ids: for label maps, and for pictures that are
-    named after ids.
-    """
-    kind = "label ids" if label_ids is None else "label ids, those of the masks"
-    if files.array is not None:
-        values = read_array(files.array)
-        if values.ndim == files.dims and values.dtype.kind in "iu":
-            ids = _to_labels(values.astype(np.int64), label_ids, files.array)
-            return decode_ids(ids.T if files.reversed_axes else ids, None, labels, files.array), kind
-        values = labels_first(values, labels, files.array, files.dims)
-        return decode_array(values.transpose(0, 3, 2, 1) if files.reversed_axes else values, files.array)
+
+def _read_label_map(files: PredictionFiles) -> Array | None:
+    """The ids (*S) of a prediction that is a label map, else None."""
     if files.ids is not None:
-        confidence = None if files.confidence is None else read_confidence(files.confidence)
-        return decode_ids(_to_labels(read_ids(files.ids), label_ids, files.ids), confidence, labels, files.ids), kind
-    maps = _stack_pictures(files, labels, names, label_ids)
-    return decode_array(maps, files.path)[0], f"{8 * maps.dtype.itemsize}-bit pictures, one per label"
+        return read_ids(files.ids)
+    if files.array is None:
+        return None
+    values = read_array(files.array, lazy=True)
+    if values.ndim != files.dims or values.dtype.kind not in "biu":
+        return None
+    values = values.astype(np.uint8) if values.dtype.kind == "b" else values
+    return values.T if files.reversed_axes else values
 
 
-def _to_labels(ids: NDArray[np.int64], label_ids: LabelIds | None, path: Path) -> NDArray[np.int64]:
-    return ids if label_ids is None else label_ids.to_labels(ids, path)
+def are_binary(predictions: Iterable[PredictionFiles]) -> bool:
+    """Are all predictions masks that hold 0 and 255 and nothing else? A file that cannot be read does not count."""
+    values: set[int] = set()
+    for files in predictions:
+        with suppress(DataError):
+            ids = _read_label_map(files)
+            if ids is None:
+                return False
+            values |= set(np.unique(ids).tolist())
+            if not values <= set(BINARY.ids):
+                return False
+    return values == set(BINARY.ids)
 
 
 def _stack_pictures(
@@ -209,13 +248,10 @@ def count_labels(predictions: Iterable[PredictionFiles]) -> int:
 
 def shown_labels(files: PredictionFiles) -> tuple[int, bool]:
     """How many labels a prediction shows, and whether this is exact: a label map need not use the last labels."""
+    ids = _read_label_map(files)
+    if ids is not None:
+        known = ids[ids != VOID]
+        return int(known.max()) + 1 if known.size else 0, False
     if files.array is not None:
-        values = read_array(files.array, lazy=True)
-        if values.ndim != files.dims or (files.dims == 3 and values.dtype.kind == "f"):
-            return int(labels_first(values, None, files.array, files.dims).shape[0]), True
-        ids = np.asarray(values).astype(np.int64)
-    elif files.ids is not None:
-        ids = read_ids(files.ids)
-    else:
-        return len(files.per_label), False
-    return int(ids[ids != VOID].max(initial=-1)) + 1, False
+        return int(labels_first(read_array(files.array, lazy=True), None, files.array, files.dims).shape[0]), True
+    return len(files.per_label), False
