@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,12 +74,18 @@ class AllPairs:
         smooth_width: Tensor | None,
         spacing: Sequence[float],
         normalize: bool,
+        origin: Sequence[int] | None = None,
     ) -> AllPairs:
-        """The edges of image (B, F, *S): widths = (a, b), smooth_width = c."""
+        """The edges of image (B, F, *S): widths = (a, b), smooth_width = c.
+
+        origin: position of the first pixel, where the image is a tile of a larger one. The lattice then lies where that
+        of the larger image lies, and the tile's result is the same.
+        """
         dtype = torch.float64 if widths.dtype == torch.float64 else torch.float32
         size, batch = image.shape[2:], image.shape[0]
         a, b = (_six_digits(width) for width in widths)
-        place = position_features(size, [1 / step for step in spacing], reverse=True, dtype=dtype, device=image.device)
+        common: dict[str, Any] = {"reverse": True, "dtype": dtype, "device": image.device, "origin": origin}
+        place = position_features(size, [1 / step for step in spacing], **common)
         unit = 255 if image.dtype == torch.uint8 else 1
         colour = image.to(dtype).flatten(2) / (a * unit)
         edges = Edges.of(torch.cat([(place / b).expand(batch, -1, -1), colour], dim=1), None, normalize)
@@ -88,7 +95,7 @@ class AllPairs:
         if needs_gradient(c):
             return cls(edges, Edges.of((place / c).expand(batch, -1, -1), None, normalize))
         scaled = [float(c) / step for step in spacing]
-        lattice = position_lattice(size, scaled, reverse=True, dtype=dtype, device=image.device)
+        lattice = position_lattice(size, scaled, **common)
         return cls(edges, Edges.of(None, lattice, normalize))
 
     def sums(self, q: Tensor, smooth_weight: Tensor | None) -> Tensor:

@@ -109,6 +109,8 @@ class TriplePenalty(nn.Module):
         window = 1 if kernel == "global" else default_window(dims, temporal) if window is None else window
         self.window = sizes(window, dims, "window")
         self.spacing = tuple(float(step) for step in steps)
+        self.origin: tuple[int, ...] | None = None
+        """Position of the image's first pixel where it is a tile of a larger image, for kernel="global"."""
         self.smoothness, self.normalize = smoothness, normalize
         self.average = average and not normalize and kernel != "global"
         self.size = sizes(size, dims, "size") if size is not None else None
@@ -223,7 +225,7 @@ class TriplePenalty(nn.Module):
         features = check_image(image if self.features else None, q, self.features, self.dims)
         if self.kernel == "global":
             smooth_width = self.log_smooth_width.exp() if self.smoothness else None
-            return AllPairs.of(features, self.widths(), smooth_width, self.spacing, self.normalize)
+            return AllPairs.of(features, self.widths(), smooth_width, self.spacing, self.normalize, self.origin)
         ones = torch.ones_like(q[:, :1])
 
         def norm(term: Callable[..., Tensor]) -> Tensor:

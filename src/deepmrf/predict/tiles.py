@@ -6,6 +6,7 @@ Each tile is computed with as much around it as its result depends on, and what 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -126,13 +127,15 @@ def in_tiles(
     may be on another device than the maps: only tiles go there.
     """
     size = tuple(log_p.shape[1:])
-    device = mrf.triple_penalty.scale.device
+    mrf = copy.deepcopy(mrf)  # its spacing and origin change, and other threads may use it
+    penalty = mrf.triple_penalty
+    device = penalty.scale.device
     stride = 1 if mrf.label_contexts is None else mrf.label_contexts.stride
     with spaced(mrf, spacing):
-        parts = list(tiles(size, tile or tile_size(mrf, size, max_bytes), mrf.reach(), stride))
-    for part in parts:
-        outer = (slice(None), *part.outer)
-        maps = (values[None].contiguous().to(device) for values in (log_p[outer], image[outer]))
-        with torch.no_grad(), spaced(mrf, spacing):
-            log_q = mrf(*(values.float() if values.is_floating_point() else values for values in maps))[0]
-        yield part.inner, log_q[(slice(None), *part.cut)].cpu()
+        for part in tiles(size, tile or tile_size(mrf, size, max_bytes), mrf.reach(), stride):
+            outer = (slice(None), *part.outer)
+            maps = [values[None].contiguous().to(device) for values in (log_p[outer], image[outer])]
+            penalty.origin = tuple(along.start for along in part.outer)
+            with torch.no_grad():
+                log_q = mrf(*(values.float() if values.is_floating_point() else values for values in maps))[0]
+            yield part.inner, log_q[(slice(None), *part.cut)].cpu()

@@ -7,6 +7,7 @@ that a run that was stopped continues. results.py says what is written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 from deepmrf.data.files import image_size
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
+from deepmrf.data.volumes import read_grid
 from deepmrf.data.writing import check_folder
 from deepmrf.layers import MeanField
 from deepmrf.predict.ahead import map_ahead
@@ -69,7 +71,7 @@ def refine(
 
     label_ids: the ids in label maps, those read and those written, where they are not the labels 0 .. L-1.
     gt_prob: the probability that a label map is right, where no file tells its confidence; None: 0.9.
-    workers: images refined at a time; None: as many as PyTorch uses threads. Volumes are refined one after the other.
+    workers: images refined at a time; None: as many as PyTorch uses threads.
     """
     chosen_device(device)
     if probabilities not in ("", "npy", "npz"):
@@ -128,13 +130,11 @@ def _check_mrf(mrf: MeanField, labels: LabelSet, label_ids: LabelIds | None, ima
 
 def _count_workers(mrf: MeanField, todo: Sequence[MatchedFiles], workers: int) -> int:
     """How many images are refined at a time: fewer where they are large."""
-    if mrf.dims != 2:
-        return 1  # each volume sets its spacing in the MRF
     largest = 1
     for files in todo:
         with suppress(OSError, ValueError):  # reading a bad file later names it
-            height, width, _ = image_size(files.image, MAX_PIXELS)
-            largest = max(largest, height * width)
+            size = read_grid(files.image)[0] if files.dims == 3 else image_size(files.image, MAX_PIXELS)[:2]
+            largest = max(largest, math.prod(size))
     return max(1, min(workers, len(todo), MAX_BYTES_AT_ONCE // (largest * bytes_per_pixel(mrf))))
 
 

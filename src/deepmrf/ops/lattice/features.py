@@ -35,19 +35,26 @@ def position_features(
     reverse: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
+    origin: Sequence[int] | None = None,
 ) -> Tensor:
-    """Positions of the pixels of an image of this size over the widths (pixels) of its axes: (1, axes, N)."""
+    """Positions of the pixels of an image of this size over the widths (pixels) of its axes: (1, axes, N).
+
+    origin: position of the first pixel, where the image is a part of a larger one; None: zero along each axis.
+    """
     steps = _widths(widths, len(size), "position")
     features = torch.empty(1, len(size), *size, dtype=dtype, device=device)
-    _fill_positions(features, steps, reverse)
+    _fill_positions(features, steps, reverse, origin)
     return features.flatten(2)
 
 
-def _fill_positions(features: Tensor, widths: Sequence[float], reverse: bool) -> None:
+def _fill_positions(
+    features: Tensor, widths: Sequence[float], reverse: bool, origin: Sequence[int] | None = None
+) -> None:
     """The first axes of features (B, d, *S) become positions."""
     axes = len(widths)
     for axis, width in enumerate(widths):
-        line = torch.arange(features.shape[2 + axis], dtype=features.dtype, device=features.device) / width
+        start, count = 0 if origin is None else origin[axis], features.shape[2 + axis]
+        line = torch.arange(start, start + count, dtype=features.dtype, device=features.device) / width
         line = line.view(-1, *[1] * (axes - 1 - axis))
         target = features[:, axes - 1 - axis if reverse else axis]
         if features.device.type == "cpu":  # by numpy: PyTorch's threads would go on waiting and slow down those after
@@ -80,10 +87,17 @@ def bilateral_features(
 
 @lru_cache(maxsize=MAX_CACHED_LATTICES)
 def _position_lattice(
-    size: tuple[int, ...], widths: tuple[float, ...], reverse: bool, dtype: torch.dtype, device: torch.device
+    size: tuple[int, ...],
+    widths: tuple[float, ...],
+    reverse: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    origin: tuple[int, ...] | None,
 ) -> Lattice:
     with torch.inference_mode(False):
-        return build_lattice(position_features(size, widths, reverse=reverse, dtype=dtype, device=device))
+        return build_lattice(
+            position_features(size, widths, reverse=reverse, dtype=dtype, device=device, origin=origin)
+        )
 
 
 def position_lattice(
@@ -93,7 +107,8 @@ def position_lattice(
     reverse: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    origin: Sequence[int] | None = None,
 ) -> Lattice:
     """The lattice of position_features, one image for any batch; the last few are cached."""
-    axes = tuple(_widths(widths, len(size), "position"))
-    return _position_lattice(tuple(size), axes, reverse, dtype, torch.device(device))
+    axes, start = tuple(_widths(widths, len(size), "position")), None if origin is None else tuple(origin)
+    return _position_lattice(tuple(size), axes, reverse, dtype, torch.device(device), start)
