@@ -1,0 +1,62 @@
+"""`deepmrf fit` as a user types it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from deepmrf.cli import app
+
+QUICK = ("--window", 3, "--contexts", 1, "--context-size", 3, "--folds", 2, "--crop", 16, "--penalty-steps", 2)
+QUICK += ("--contexts-steps", 2)
+
+
+def type_in(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "300", "TERM": "dumb"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, re.sub(r"\x1b\[[0-9;]*m", "", done.output)
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Four images of three stripes with perfect predictions."""
+    mask = np.repeat(np.arange(3).repeat([7, 7, 6])[:, None], 26, axis=1).astype(np.uint8)
+    for name in ("predictions", "images", "masks"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.fromarray(80 * mask if name == "images" else mask).save(tmp_path / name / f"{number}.png")
+    folders = [tmp_path / name for name in ("predictions", "images", "masks")]
+    return ("--predictions", folders[0], "--images", folders[1], "--masks", folders[2])
+
+
+def test_the_table_has_every_label_and_fold(options, tmp_path):
+    code, text = type_in("fit", *options, "-o", tmp_path / "mrf", *QUICK)
+    assert code == 0, text
+    lines = [line.split() for line in text.splitlines()]
+    assert "Predictions were read as label ids." in text
+    assert ["IoU,", "held-out", "images", "before", "triple", "penalty", "label", "contexts"] in lines
+    for title in ("label 0", "label 1", "label 2", "mIoU", "pixel accuracy", "mIoU of fold 1", "mIoU of fold 2"):
+        [row] = [line for line in text.splitlines() if re.match(rf"{title}\s\s", line)]
+        assert re.fullmatch(rf"{title}(\s+100\.00){{3}}\s*", row)
+    assert "No gain" in text
+    assert f"Wrote {tmp_path / 'mrf'} (nothing)." in text
+    code, text = type_in("refine", tmp_path / "mrf", *options[:4], "-o", tmp_path / "out")
+    assert code == 0, text
+    assert "4 refined" in text
+
+
+def test_missing_masks_give_one_sentence(options, tmp_path):
+    code, text = type_in("fit", *options[:5], tmp_path / "nowhere", "-o", tmp_path / "mrf")
+    assert code == 2
+    assert "nowhere" in text
+    assert len(text.strip().splitlines()) == 1
+
+
+def test_an_unknown_kernel_is_named(options, tmp_path):
+    code, text = type_in("fit", *options, "-o", tmp_path / "mrf", "--kernel", "magic")
+    assert code == 2
+    assert "kernel='magic'" in text
