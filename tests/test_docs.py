@@ -6,9 +6,12 @@ import inspect
 import re
 import sys
 import threading
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from skimage import data, io
 from typer.testing import CliRunner
 
@@ -92,3 +95,26 @@ def test_the_walk_of_a_photograph_is_what_runs(tmp_path, monkeypatch):
     files = {path for _, path in rows}
     assert files - ran <= {"ops/gaussian/cpu.py", "ops/contexts/cpu.py"}  # plain PyTorch while nothing is compiled
     assert ran - files <= set(files_named(others))
+
+
+def test_python_of_kernels(python_blocks):
+    scope = {"mrf": deepmrf.MeanField(3, window=5), "log_p": torch.randn(1, 3, 8, 9), "image": torch.rand(1, 3, 8, 9)}
+    assert python_blocks("docs/kernels.md", deepmrf=deepmrf, **scope)["log_q"].shape == (1, 3, 8, 9)
+
+
+def test_python_of_volumes(python_blocks):
+    assert python_blocks("docs/volumes.md")["log_q"].shape == (1, 3, 40, 48, 32)
+
+
+def test_python_of_videos(python_blocks, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("av")
+    monkeypatch.chdir(tmp_path)
+    writer = deepmrf.video.Writer(Path("drive.mp4"), (64, 96))
+    for number in range(3):
+        writer.write(np.full((64, 96, 3), 80 * number, np.uint8), Fraction(number, 25))
+    writer.close()
+    report = python_blocks("docs/video.md")["report"]
+    assert report.frames == 3
+    assert Path("out.mp4").is_file()
+    assert len(list(Path("maps").glob("*.png"))) == 3
+    assert re.match(r"0\.00 s: \S+% car\n0\.04 s: ", capsys.readouterr().out)

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -256,19 +255,14 @@ def check_that_it_is_standard(file, weights):
     assert file.stat().st_size < weights + 2**20
 
 
-def test_python_in_the_docs(tmp_path, monkeypatch, capsys):
+def test_python_in_the_docs(tmp_path, monkeypatch, capsys, python_blocks):
     """Every block of docs/export.md runs, in order, as in one session."""
     monkeypatch.chdir(tmp_path)
     write_model(
         lively(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None)), tmp_path / "runs/fast/model"
     )
     Image.fromarray(data.chelsea()).save("photo.jpg", quality=95)
-    docs = Path(__file__).parents[2] / "docs" / "export.md"
-    blocks = re.findall(r"```python\n(.*?)```", docs.read_text(), re.S)
-    assert len(blocks) == 3
-    scope = {}
-    for block in blocks:
-        exec(block, scope)
+    scope = python_blocks("docs/export.md")
     assert scope["labels"].shape == (300, 451)
     assert scope["log_probabilities"].shape == (1, LABELS, 300, 451)
     assert json.loads(scope["metadata"]["labels.txt"]) == scope["names"] == [f"label {i}" for i in range(LABELS)]
