@@ -23,6 +23,7 @@ PACKAGE = Path(deepmrf.__file__).parent
 DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("*.md")]
 HEADINGS = ("Looking for", "Paper", "Row")
 PAPER = [line for line in (ROOT / "docs" / "paper.md").read_text().splitlines() if line.startswith("| ")]
+README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 SOUGHT = ("b12", "b13", "b14", "b15", "node linking", "four stages", "TA, LA, BA", "checkpoint")
 
@@ -66,6 +67,19 @@ def test_every_link_leads_somewhere(document):
 def test_documents_start_with_what_readers_of_the_paper_look_for(table):
     for name in SOUGHT:
         assert name in table
+
+
+@pytest.mark.parametrize("folder", ["layers", "training", "evaluation", "models"])
+def test_the_readmes_map_names_files(folder):
+    row = next(line for line in README.splitlines() if f"(src/deepmrf/{folder})" in line)
+    for name in re.findall(r"`(\w+\.py)`", row):
+        assert (PACKAGE / folder / name).is_file(), name
+
+
+@pytest.mark.parametrize("name", SOUGHT)
+def test_the_readme_leads_to_what_readers_of_the_paper_look_for(name):
+    """To the file itself: one click."""
+    assert any(name in line and ".py`" in line for line in README.splitlines())
 
 
 def test_the_walk_of_a_photograph_is_what_runs(tmp_path, monkeypatch):
