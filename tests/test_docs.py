@@ -54,6 +54,12 @@ def test_every_file_that_a_document_names_exists(document):
             assert any((folder / path).exists() for folder in folders), path
 
 
+def test_every_script_of_benchmarks_is_described():
+    described = (ROOT / "benchmarks" / "README.md").read_text()
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        assert f"`{path.name}`" in described, path.name
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_leads_somewhere(document):
     for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
