@@ -59,14 +59,14 @@ def evaluate_command(
     facts: dict[str, Any] = {"data": data, "split": split, "models": models}
     with sentences(RuntimeError):
         from deepmrf.data.writing import check_folder
-        from deepmrf.evaluation.models import open_models, score_images, score_videos, spans_time, write_scores
+        from deepmrf.evaluation.models import open_models, score_images, score_videos, write_scores
         from deepmrf.predict.devices import chosen_device
 
         if out is not None:  # before minutes are spent
             check_folder(out, "the scores")
         target = chosen_device(device)
         opened, images = open_models(models, data, split)
-        video = video or spans_time(opened)
+        video = video or any(model.spans_time for model in opened)
         if video and (scales or flip):
             raise ValueError("--scales and --flip are for images: leave them out for videos and models of clips.")
         with Bars(console) as bars:

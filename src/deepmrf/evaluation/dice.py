@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from deepmrf.data.files import VOID
-from deepmrf.evaluation.metrics import Scores, score
+from deepmrf.evaluation.metrics import Scores, confusion, score
 
 VolumeDice = dict[str, tuple[float, ...]]
 """By volume: the Dice of labels 1, 2 ...; NaN where there is nothing to measure."""
@@ -27,13 +27,6 @@ def volume_dice(prediction: Tensor, truth: Tensor, labels: int) -> tuple[float, 
     counts = confusion(prediction, truth, labels)
     both = counts.diagonal().double()
     return tuple((2 * both / (counts.sum(0) + counts.sum(1)))[1:].tolist())
-
-
-def confusion(prediction: Tensor, truth: Tensor, labels: int) -> Tensor:
-    """Voxels counted by (true label, predicted label), (L, L), void left out."""
-    known = truth != VOID
-    pairs = truth[known].long() * labels + prediction[known].long()
-    return torch.bincount(pairs, minlength=labels**2).view(labels, labels)
 
 
 def dice_per_label(dice: Mapping[str, Sequence[float]]) -> list[float]:

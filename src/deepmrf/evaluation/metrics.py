@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from deepmrf.data.files import VOID
 from deepmrf.evaluation.regions import boundary_precision, box_iou, boxes
+from deepmrf.layers.inputs import check_count
 
 TAG_PIXELS = 16
 """Pixels of a class that tag an image with it: fewer are stray pixels, not an object."""
@@ -132,11 +134,10 @@ class Counts(Metric):
     def _add(self, prediction: Tensor, target: Tensor) -> None:
         """Add one image (H, W)."""
         valid, void = target != self.ignore, self.labels
-        pairs = target[valid] * self.labels + prediction[valid]
-        confusion = torch.bincount(pairs, minlength=self.labels**2).view(self.labels, self.labels)
-        self.confusion += confusion
+        counts = confusion(prediction, target, self.labels, self.ignore)
+        self.confusion += counts
         self.images += 1
-        true_tag, tag = confusion.sum(1) >= self.tag_pixels, confusion.sum(0) >= self.tag_pixels
+        true_tag, tag = counts.sum(1) >= self.tag_pixels, counts.sum(0) >= self.tag_pixels
         self.right_tags += true_tag == tag
         self.ever_tagged += true_tag | tag
         self.box_count += true_tag
@@ -171,9 +172,8 @@ class SegmentationMetrics:
         tag_pixels: int = TAG_PIXELS,
         **options: Any,
     ) -> None:
-        for name, value in (("labels", labels), ("tag_pixels", tag_pixels)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number, at least 1.")
+        check_count("labels", labels)
+        check_count("tag_pixels", tag_pixels)
         if 0 <= ignore < labels:
             raise ValueError(f"ignore={ignore} is one of the {labels} labels: pass an id that is none, such as 255.")
         if names is not None and len(names) != labels:
@@ -196,13 +196,20 @@ class SegmentationMetrics:
         return self
 
 
+def confusion(prediction: Tensor, target: Tensor, labels: int, ignore: int = VOID) -> Tensor:
+    """Pixels counted by (true label, predicted label), (L, L), void left out; maps of any shape."""
+    valid = target != ignore
+    pairs = target[valid].long() * labels + prediction[valid].long()
+    return torch.bincount(pairs, minlength=labels**2).view(labels, labels)
+
+
 def score(counts: Mapping[str, Tensor], names: tuple[str, ...]) -> Scores:
     """Return the scores that follow from the sums of Counts."""
     sums = {name: tensor.double().cpu() for name, tensor in counts.items()}
-    confusion, images = sums["confusion"], sums["images"]
-    if not confusion.sum():
+    pairs, images = sums["confusion"], sums["images"]
+    if not pairs.sum():
         raise ValueError("There is nothing to score: update the metrics with an image that is not all void first.")
-    right, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    right, true, predicted = pairs.diagonal(), pairs.sum(1), pairs.sum(0)
     # 0 / 0 is NaN: nothing to measure.
     iou, accuracy = right / (true + predicted - right), right / true
     ta = torch.where(sums["ever_tagged"] > 0, sums["right_tags"], math.nan) / images
@@ -210,7 +217,7 @@ def score(counts: Mapping[str, Tensor], names: tuple[str, ...]) -> Scores:
     return Scores(
         names=names,
         miou=float(iou.nanmean()),
-        pixel_accuracy=float(right.sum() / confusion.sum()),
+        pixel_accuracy=float(right.sum() / pairs.sum()),
         mean_accuracy=float(accuracy.nanmean()),
         ta=float(ta.nanmean()),
         la=float(la.nanmean()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,7 @@ from deepmrf.evaluation.metrics import Scores
 from deepmrf.evaluation.videos import VideoScores, evaluate_video, video_models
 from deepmrf.models.names import from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
-from deepmrf.predict.scales import Predictor, averaged, mirrored, predictor, scaled
-
-Model = Callable[[torch.Tensor], torch.Tensor]
+from deepmrf.predict.scales import Model, combined
 
 
 def open_models(names: Sequence[str], data: str, split: str) -> tuple[list[DeepParsingNetwork], Dataset]:
@@ -33,11 +31,6 @@ def open_models(names: Sequence[str], data: str, split: str) -> tuple[list[DeepP
     for name, model in zip(names, models, strict=True):
         model.labels.check_same(name, images.labels, data, "choose a model and data of the same labels")
     return models, images
-
-
-def spans_time(models: Sequence[DeepParsingNetwork]) -> bool:
-    """Does the mean field of one of the models look at several frames?"""
-    return any(model.mean_field is not None and model.mean_field.dims == 3 for model in models)
 
 
 def score_images(
@@ -51,15 +44,10 @@ def score_images(
     phases: Phases = no_phases,
 ) -> dict[str, Scores]:
     """Scores of the average of the models ("whole model") and, if asked, of their networks ("network alone")."""
-
-    def average(parts: Sequence[Model]) -> Predictor:
-        predict = scaled(averaged([predictor(part) for part in parts]), scales)
-        return mirrored(predict) if flip else predict
-
     models = [model.to(device) for model in models]
     parts: dict[str, Sequence[Model]] = {"network alone": [model.log_unary for model in models]} if network_too else {}
     parts["whole model"] = models
-    return {name: evaluate(average(part), data, device, phases(name)) for name, part in parts.items()}
+    return {name: evaluate(combined(part, scales, flip), data, device, phases(name)) for name, part in parts.items()}
 
 
 def score_videos(

@@ -48,7 +48,6 @@ class TemporalConsistency(Metric):
                 "(B, T, H, W), or (T, H, W) for one clip, and the flow of the same frames."
             )
         flow = flow.to(self.device)
-        assert flow.backward_reliable is not None  # Flow sets it
         ids = clips.to(self.device)[:, None]  # (B, 1, T, H, W)
         current, previous = fold(ids[:, :, 1:]), fold(ids[:, :, :-1])
         warped = warp(previous.to(torch.float64), fold(flow.backward).nan_to_num(), "nearest")

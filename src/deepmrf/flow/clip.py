@@ -26,9 +26,9 @@ class Flow:
     """(B, 2, T - 1, H, W): from frame t to t + 1."""
     backward: Tensor
     """(B, 2, T - 1, H, W): from frame t + 1 to t."""
-    forward_reliable: Tensor | None = None
+    forward_reliable: Tensor = None  # type: ignore[assignment]
     """(B, 1, T - 1, H, W) of bool; computed by `consistent` if None. Flow that leaves the image is never reliable."""
-    backward_reliable: Tensor | None = None
+    backward_reliable: Tensor = None  # type: ignore[assignment]
     """The same for backward."""
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Flow:
     def flip(self) -> Flow:
         """The flow of the mirrored image, left and right exchanged."""
         sign = self.forward.new_tensor([-1.0, 1.0]).view(2, 1, 1, 1)
-        masks = [mask.flip(-1) for mask in (self.forward_reliable, self.backward_reliable) if mask is not None]
+        masks = self.forward_reliable.flip(-1), self.backward_reliable.flip(-1)
         return Flow(self.forward.flip(-1) * sign, self.backward.flip(-1) * sign, *masks)
 
     def resize(self, height: int, width: int) -> Flow:
@@ -113,7 +113,6 @@ class Flow:
     def _neighbour(self, sign: int) -> Link:
         """The link from every frame to the next (sign 1) or to the previous one (sign -1)."""
         flow, reliable = (self.forward, self.forward_reliable) if sign > 0 else (self.backward, self.backward_reliable)
-        assert reliable is not None  # __post_init__ has computed it
         flow = torch.where(reliable, flow, 0)
         padding = (0, 0, 0, 0, 0, 1) if sign > 0 else (0, 0, 0, 0, 1, 0)  # the last frame has no next one
         return functional.pad(flow, padding), functional.pad(reliable, padding)

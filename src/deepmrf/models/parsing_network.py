@@ -104,6 +104,11 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
         spatial = mrf is not None and mrf.dims == 3 and not mrf.triple_penalty.temporal
         return spatial or isinstance(self.unary, unaries.Volume)
 
+    @property
+    def spans_time(self) -> bool:
+        """Does the mean field look at several frames, or along three axes of a volume?"""
+        return self.mean_field is not None and self.mean_field.dims == 3
+
     def inflate(self, window_frames: int = 3, context_frames: int = 3) -> DeepParsingNetwork:
         """A model for clips with this one's weights, which before training gives every frame what this one gives it.
 

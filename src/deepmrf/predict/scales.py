@@ -1,8 +1,7 @@
 """Predictors: from images to label probabilities, by small functions that compose.
 
-A predictor maps images (B, 3, H, W) of uint8 to probabilities (B, L, H, W). `scaled`, `mirrored`, `averaged` and
-`tiled` take predictors and return predictors. `tiled_labels` and `enlarged_labels` give labels and their confidence for
-images whose probabilities would not fit into memory.
+`scaled`, `mirrored`, `averaged` and `tiled` take predictors and return predictors. `tiled_labels` and
+`enlarged_labels` give labels and their confidence for images whose probabilities would not fit into memory.
 """
 
 from __future__ import annotations
@@ -20,7 +19,10 @@ from torch.nn import functional
 from deepmrf.layers import MeanField
 from deepmrf.predict.tiles import square_tiles
 
+Model = Callable[[Tensor], Tensor]
+"""Images (B, 3, H, W) -> log-probabilities (B, L, H, W)."""
 Predictor = Callable[[Tensor], Tensor]
+"""Images (B, 3, H, W) of uint8 -> probabilities (B, L, H, W)."""
 
 NETWORK_MARGIN = 128
 """Pixels that a tile sees beyond the MRF's reach, for the network. Networks see farther, some (through their image-wide
@@ -31,8 +33,8 @@ MAX_ENLARGED_NUMBERS = 2**24
 """Probabilities that `enlarged_labels` has in memory at a time."""
 
 
-def predictor(model: Callable[[Tensor], Tensor]) -> Predictor:
-    """A model that returns log-probabilities, as a predictor."""
+def predictor(model: Model) -> Predictor:
+    """A model as a predictor."""
 
     @torch.inference_mode()
     def predict(image: Tensor) -> Tensor:
@@ -54,32 +56,27 @@ def scaled(predict: Predictor, scales: Sequence[float]) -> Predictor:
     if not scales or any(not 0.1 <= s <= 8 for s in scales):
         raise ValueError(f"scales={list(scales)} must be factors between 0.1 and 8, such as 0.75 1 1.25.")
 
-    def over_scales(image: Tensor) -> Tensor:
-        size = image.shape[2:]
-        total: Tensor | None = None
-        for scale in scales:
+    def at(scale: float) -> Predictor:
+        def at_scale(image: Tensor) -> Tensor:
+            size = image.shape[2:]
             scaled_size = [max(1, round(n * scale)) for n in size]
             probabilities = predict(image if scale == 1 else resized(image, scaled_size))
-            if probabilities.shape[2:] != size:
-                probabilities = functional.interpolate(probabilities, size, mode="bilinear")
-            total = probabilities if total is None else total + probabilities
-        assert total is not None  # scales is not empty
-        return total / len(scales)
+            if probabilities.shape[2:] == size:
+                return probabilities
+            return functional.interpolate(probabilities, size, mode="bilinear")
 
-    return over_scales
+        return at_scale
+
+    return averaged([at(scale) for scale in scales])
 
 
 def mirrored(predict: Predictor) -> Predictor:
     """The average over the image and its mirror image."""
-
-    def both_ways(image: Tensor) -> Tensor:
-        return (predict(image) + predict(image.flip(-1)).flip(-1)) / 2
-
-    return both_ways
+    return averaged([predict, lambda image: predict(image.flip(-1)).flip(-1)])
 
 
 def averaged(predictors: Sequence[Predictor]) -> Predictor:
-    """The average over several models."""
+    """The average over several predictors, such as those of several models."""
 
     def together(image: Tensor) -> Tensor:
         total = predictors[0](image)
@@ -88,6 +85,12 @@ def averaged(predictors: Sequence[Predictor]) -> Predictor:
         return total / len(predictors)
 
     return predictors[0] if len(predictors) == 1 else together
+
+
+def combined(models: Sequence[Model], scales: Sequence[float], flip: bool) -> Predictor:
+    """The average over models, scales and, with `flip`, mirror images."""
+    predict = scaled(averaged([predictor(model) for model in models]), scales)
+    return mirrored(predict) if flip else predict
 
 
 def margin(

@@ -27,18 +27,7 @@ from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.devices import chosen_device
 from deepmrf.predict.result import Segmentation
-from deepmrf.predict.scales import (
-    Predictor,
-    averaged,
-    enlarged_labels,
-    grid,
-    margin,
-    mirrored,
-    predictor,
-    scaled,
-    tiled,
-    tiled_labels,
-)
+from deepmrf.predict.scales import combined, enlarged_labels, grid, margin, tiled, tiled_labels
 from deepmrf.unary.images import NO_ZOOM
 
 TILE_SIDE = {"cpu": 1024, "cuda": 2048}
@@ -97,16 +86,11 @@ class Segmenter:
         self.device = chosen_device(device)
         self.models = [model.to(self.device).eval() for model in models]
         self.scales, self.flip, self.tile, self.max_pixels = tuple(scales), flip, tile, max_pixels
-        self.predict = self._predict()
+        self.predict = combined(self.models, self.scales, flip)
         self.size = _trained_size(self.models) if size is None and tile is None else size or None
         fields = [model.mean_field for model in self.models]
         zooms = [getattr(model.unary, "zoom", NO_ZOOM) for model in self.models]
         self.margin, self.step = margin(fields, self.scales), grid(fields, zooms)
-
-    def _predict(self) -> Predictor:
-        predict = averaged([predictor(model) for model in self.models])
-        predict = predict if self.scales == (1.0,) else scaled(predict, self.scales)
-        return mirrored(predict) if self.flip else predict
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: everything but `predict`, which is made of functions."""
@@ -114,7 +98,7 @@ class Segmenter:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.predict = self._predict()
+        self.predict = combined(self.models, self.scales, self.flip)
 
     @property
     def model(self) -> DeepParsingNetwork:

@@ -15,7 +15,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from deepmrf.data.dataset import Dataset, Item
 from deepmrf.data.files import VOID, Bytes
@@ -24,7 +23,7 @@ from deepmrf.data.transforms import Augment
 from deepmrf.flow import Flow, cached, estimate
 from deepmrf.training.motion import moving_clip
 from deepmrf.training.recipe import ClipsRecipe
-from deepmrf.training.samples import Images, Samples, mask_tensor
+from deepmrf.training.samples import Images, Samples, crop_corner, mask_tensor, padded
 
 Clip = tuple[Bytes, Bytes, Flow | None]
 """Frames (T, H, W, 3), masks (T, H, W) with void where labels do not count, and the flow or None."""
@@ -158,22 +157,15 @@ class ClipCrops(Samples):
             frames, masks, flow = self.source.fresh(index, random)
             return _tensors(None, _frames_tensor(frames), masks, flow)
         frames, masks, flow = self.source.fixed(index)
-        height, width = (min(a, b) for a, b in zip(self.crop, masks.shape[1:], strict=True))
-        top, left = (int(random.integers(n - m + 1)) for n, m in zip(masks.shape[1:], (height, width), strict=True))
-        box = (slice(None), slice(top, top + height), slice(left, left + width))
+        top, left = crop_corner(random, masks.shape[1:], self.crop)
+        box = (slice(None), slice(top, top + self.crop[0]), slice(left, left + self.crop[1]))
         log_p = torch.stack([self.log_p[key][box] for key in self.source.keys(index)], 1).float()
         image, masks = _frames_tensor(frames[box]), masks[box]
-        flow = flow.crop(top, left, height, width) if flow is not None else None
+        flow = flow.crop(top, left, *masks.shape[1:]) if flow is not None else None
         if random.random() < self.flip:
             log_p, image, masks = log_p.flip(-1), image.flip(-1), masks[..., ::-1]
             flow = flow.flip() if flow is not None else None
-        parts = _tensors(log_p, image, masks, flow)
-        border = (0, self.crop[1] - width, 0, self.crop[0] - height)
-        if not any(border):
-            return parts
-        # The clip is smaller than the crop: pad with void that is linked to nothing, so nothing is learned from it.
-        fill = (0,) * (len(parts) - 1) + (self.ignore,)
-        return tuple(functional.pad(part, border, value=value) for part, value in zip(parts, fill, strict=True))
+        return padded(_tensors(log_p, image, masks, flow), self.crop, self.ignore)
 
 
 def _frames_tensor(frames: Bytes) -> Tensor:
@@ -184,8 +176,6 @@ def _frames_tensor(frames: Bytes) -> Tensor:
 def _tensors(log_p: Tensor | None, image: Tensor, masks: Bytes, flow: Flow | None) -> tuple[Tensor, ...]:
     parts: list[Tensor] = [image] if log_p is None else [log_p, image]
     if flow is not None:
-        assert flow.forward_reliable is not None  # Flow sets both
-        assert flow.backward_reliable is not None
         parts += [flow.forward[0], flow.backward[0], flow.forward_reliable[0], flow.backward_reliable[0]]
     return (*parts, mask_tensor(masks))
 

@@ -109,22 +109,31 @@ class CachedCrops(Samples):
         super().__init__(images, seed)
         self.images, self.maps, self.crop, self.flip = images, maps, crop, flip
 
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitem__(self, number: int) -> tuple[Tensor, ...]:
         index, random = self.pick(number)
         image, mask = self.images[index]
-        height, width = self.crop
-        top = int(random.integers(max(image.shape[0] - height, 0) + 1))
-        left = int(random.integers(max(image.shape[1] - width, 0) + 1))
-        box = (slice(top, top + height), slice(left, left + width))
+        top, left = crop_corner(random, mask.shape, self.crop)
+        box = (slice(top, top + self.crop[0]), slice(left, left + self.crop[1]))
         parts = [self.maps[index][:, box[0], box[1]], _image_tensor(image[box]), mask_tensor(mask[box])]
         if random.random() < self.flip:
             parts = [part.flip(-1) for part in parts]
-        missing = (height - parts[2].shape[0], width - parts[2].shape[1])
-        if any(missing):  # The image is smaller than the crop: pad with void, from which nothing is learned.
-            fill = (0.0, 0, self.images.data.labels.ignore)
-            border = (0, missing[1], 0, missing[0])
-            parts = [functional.pad(part, border, value=value) for part, value in zip(parts, fill, strict=True)]
-        return parts[0], parts[1], parts[2]
+        return padded(parts, self.crop, self.images.data.labels.ignore)
+
+
+def crop_corner(random: np.random.Generator, size: Sequence[int], crop: tuple[int, int]) -> tuple[int, int]:
+    """Draw the top left corner of a crop that lies in an image of this size, or covers a smaller one."""
+    top, left = (int(random.integers(max(n - m, 0) + 1)) for n, m in zip(size, crop, strict=True))
+    return top, left
+
+
+def padded(parts: Sequence[Tensor], crop: tuple[int, int], ignore: int) -> tuple[Tensor, ...]:
+    """Pad what is smaller than the crop: maps with zeros, the mask, which is last, with void, which teaches nothing."""
+    height, width = parts[-1].shape[-2:]
+    border = (0, crop[1] - width, 0, crop[0] - height)
+    fill = [0] * (len(parts) - 1) + [ignore]
+    if not any(border):
+        return tuple(parts)
+    return tuple(functional.pad(part, border, value=value) for part, value in zip(parts, fill, strict=True))
 
 
 class BatchSampler(Sampler[list[int]]):

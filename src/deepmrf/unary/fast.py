@@ -27,6 +27,7 @@ from deepmrf.unary.images import (
     check_dropout,
     check_stride,
     check_zoom,
+    constructor_arguments,
     unzoomed,
     zoomed,
 )
@@ -200,8 +201,8 @@ class Fast(nn.Module):
         *,
         width: int = 128,
         dropout: float = 0.1,
-        norm_momentum: float = NORM_MOMENTUM,
         stride: int = 2,
+        norm_momentum: float = NORM_MOMENTUM,
         zoom: float = 1,
     ) -> None:
         super().__init__()
@@ -234,14 +235,7 @@ class Fast(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: Fast(**config) is the same architecture."""
-        return {
-            "labels": self.labels,
-            "width": self.width,
-            "dropout": self.dropout,
-            "stride": self.stride,
-            "norm_momentum": self.norm_momentum,
-            "zoom": float(self.zoom),
-        }
+        return constructor_arguments(self)
 
     def forward(self, image: Tensor) -> Tensor:
         zoom = NO_ZOOM if self.training else self.zoom

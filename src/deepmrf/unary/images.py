@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +73,12 @@ def check_image(image: Tensor, channels: int) -> None:
                 f"image holds values from {low:.3g} to {high:.3g}, but must be in [0, 1] and not normalised: "
                 "divide bytes by 255 or pass them as uint8."
             )
+
+
+def constructor_arguments(network: nn.Module) -> dict[str, Any]:
+    """The arguments that a network was built with, from its attributes of the same names."""
+    values = {name: getattr(network, name) for name in inspect.signature(type(network)).parameters}
+    return {name: float(value) if isinstance(value, Fraction) else value for name, value in values.items()}
 
 
 def check_dropout(value: float) -> None:

@@ -28,6 +28,7 @@ from deepmrf.unary.images import (
     check_dropout,
     check_stride,
     check_zoom,
+    constructor_arguments,
     enlarge,
     unzoomed,
     zoomed,
@@ -133,14 +134,7 @@ class Strong(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: Strong(**config) is the same architecture."""
-        return {
-            "labels": self.labels,
-            "width": self.width,
-            "dropout": self.dropout,
-            "encoder_norm": self.encoder_norm,
-            "stride": self.stride,
-            "zoom": float(self.zoom),
-        }
+        return constructor_arguments(self)
 
     def forward(self, image: Tensor) -> Tensor:
         zoom = NO_ZOOM if self.training else self.zoom

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from deepmrf.layers.inputs import check_count
 from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vgg16_names
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_dropout, enlarge
+from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_dropout, constructor_arguments, enlarge
 
 STRIDE = 8
 """Pixels of the image per cell of b7 to b11."""
@@ -105,7 +105,7 @@ class VGG16(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: VGG16(**config) is the same architecture."""
-        return {"labels": self.labels, "channels": self.channels, "dropout": self.dropout}
+        return constructor_arguments(self)
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.normalise(image)  # (B, 3, H, W)

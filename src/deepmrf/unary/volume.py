@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deepmrf.layers.inputs import check_count
-from deepmrf.unary.images import check_dropout
+from deepmrf.unary.images import check_dropout, constructor_arguments
 
 GROUPS = 8
 """Number of groups of channels in group norm."""
@@ -69,13 +69,7 @@ class Volume(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: Volume(**config) is the same architecture."""
-        return {
-            "labels": self.labels,
-            "width": self.width,
-            "levels": self.levels,
-            "dropout": self.dropout,
-            "channels": self.channels,
-        }
+        return constructor_arguments(self)
 
     def forward(self, volume: Tensor) -> Tensor:
         x = self._normalised(volume)

@@ -27,7 +27,7 @@ from deepmrf.predict.result import Segmentation
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.clock import Clock
 from deepmrf.video.reading import DEFAULT_FPS, Frame, FrameSource, open_source
-from deepmrf.video.windows import ClipSegmenter, LinkedFrame, Segmented, spans_time
+from deepmrf.video.windows import ClipSegmenter, LinkedFrame, Segmented
 
 FRAMES_READ_AHEAD = 4
 """Frames that are read, and frames whose flow is estimated, before the network needs them."""
@@ -84,7 +84,7 @@ class Stream(Iterator[FrameResult]):
             raise ValueError("This model is for volumes, not for frames: choose one trained on images or clips.")
         self.segmenter, self.source, self.max_frames = segmenter, source, max_frames
         self.clock = Clock()
-        self.spans_time = any(spans_time(model) for model in segmenter.models)
+        self.spans_time = any(model.spans_time for model in segmenter.models)
         self.flow = flow if self.spans_time or consistency else None
         self._segment = ClipSegmenter(segmenter, self.clock) if self.spans_time else self._segment_frames
         self._agreement = TemporalConsistency(ignore=segmenter.labels.ignore)

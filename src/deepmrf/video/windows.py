@@ -39,11 +39,6 @@ Segmented = Generator[tuple[LinkedFrame, Segmentation], None, None]
 """Frames with their results."""
 
 
-def spans_time(model: DeepParsingNetwork) -> bool:
-    """Does its mean field look at other frames?"""
-    return model.mean_field is not None and model.mean_field.dims == 3
-
-
 @dataclass(frozen=True)
 class _Member:
     """One of the predictions that are averaged: a model on frames of one scale, mirrored or not."""
@@ -60,12 +55,12 @@ class _Member:
 
     def log_probabilities(self, image: Tensor) -> Tensor:
         """Log-probabilities (1, L, h, w) of one frame; of the network alone if the mean field spans time."""
-        log_p: Tensor = self.model.log_unary(image) if spans_time(self.model) else self.model(image)
+        log_p: Tensor = self.model.log_unary(image) if self.model.spans_time else self.model(image)
         return log_p
 
     def probabilities(self, images: list[Tensor], log_ps: list[Tensor], flow: Flow | None, inner: slice) -> Tensor:
         """Probabilities (T, L, h, w) of the `inner` frames of a window, not mirrored."""
-        if spans_time(self.model):
+        if self.model.spans_time:
             height, width = images[0].shape[2:]
             if flow is not None:
                 flow = flow.resize(height, width).to(images[0].device)
