@@ -60,7 +60,7 @@ def test_large_images_are_refined_in_tiles(folders, tmp_path, monkeypatch):
     mrf, labels, _ = open_preset("irn", *folders)
     mrf.triple_penalty.log_position_width.fill_(np.log(10))
     refine(mrf, labels, *folders, tmp_path / "whole", probabilities="npy")
-    monkeypatch.setattr(apply, "MAX_IMAGE_BYTES", 1 << 21)
+    monkeypatch.setattr(apply, "MAX_IMAGE_BYTES", 1 << 22)
     refine(mrf, labels, *folders, tmp_path / "tiles", probabilities="npy")
     for stem in "abcde":
         whole, tiles = (np.asarray(Image.open(tmp_path / name / f"{stem}.png")) for name in ("whole", "tiles"))
@@ -109,7 +109,7 @@ def test_large_images_get_fewer_workers(folders, tmp_path, monkeypatch):
     mrf, labels, _ = open_preset("voc", *folders)
     threads = []
     monkeypatch.setattr(apply, "map_ahead", lambda work, todo, *counts: threads.append(counts) or iter(()))
-    for limit in (apply.MAX_BYTES_AT_ONCE, 3 * H * W * 160, 1):
+    for limit in (apply.MAX_BYTES_AT_ONCE, 3 * H * W * 330, 1):
         monkeypatch.setattr(apply, "MAX_BYTES_AT_ONCE", limit)
         refine(mrf, labels, *folders, tmp_path / "out", workers=4)
     assert threads == [(4, 4), (3, 3), (1, 1)]

@@ -22,6 +22,8 @@ from deepmrf.ops.window import Reach
 
 MAX_TILE_BYTES = 1 << 30
 """Bytes that the maps of one tile may take, roughly."""
+BYTES_PER_CORNER = 28
+"""Bytes that a pixel's corner in the lattice takes, measured; with what building it needs."""
 MIN_TILE_SIDE = 8
 """Tiles are not made shorter than this many pixels, whatever the memory."""
 
@@ -71,8 +73,10 @@ def square_tiles(size: Sequence[int], tile: int, margin: int, step: int = 1) -> 
 
 def bytes_per_pixel(mrf: MeanField) -> int:
     """Bytes that the maps of an MRF take for each pixel, roughly."""
-    contexts = 0 if mrf.label_contexts is None else mrf.label_contexts.contexts
-    return 4 * (mrf.labels * (contexts + 8) + 4 * mrf.triple_penalty.features)
+    contexts, penalty = 0 if mrf.label_contexts is None else mrf.label_contexts.contexts, mrf.triple_penalty
+    # The lattice of the global kernel has a corner more than it has axes for each pixel.
+    lattice = BYTES_PER_CORNER * (mrf.dims + penalty.features + 1) if penalty.kernel == "global" else 0
+    return 4 * (mrf.labels * (contexts + 8) + 4 * penalty.features) + lattice
 
 
 def tile_size(mrf: MeanField, size: Sequence[int], max_bytes: int = MAX_TILE_BYTES) -> tuple[int, ...]:

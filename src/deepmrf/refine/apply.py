@@ -31,7 +31,7 @@ from deepmrf.refine.matching import MatchedFiles, PredictedImage, count_dims, ma
 from deepmrf.refine.predictions import Folder
 from deepmrf.refine.results import Probabilities, ResultWriter
 
-MAX_IMAGE_BYTES = 2 << 30
+MAX_IMAGE_BYTES = 4 << 30
 """Images whose maps take more bytes than this are computed in tiles."""
 MAX_BYTES_AT_ONCE = 4 << 30
 """Bytes that the maps of all images that are refined at a time may take."""
