@@ -8,8 +8,9 @@ that a run that was stopped continues. results.py says what is written.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from deepmrf.layers import MeanField
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.devices import chosen_device
 from deepmrf.predict.tiles import MAX_TILE_BYTES, bytes_per_pixel, in_tiles
-from deepmrf.refine.decode import MAX_PIXELS, check_gt_prob
+from deepmrf.refine.decode import MAX_PIXELS, LogProbabilities, check_gt_prob
 from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.matching import MatchedFiles, PredictedImage, count_dims, match_files, read_predicted_image
 from deepmrf.refine.predictions import Folder
@@ -73,7 +74,7 @@ def refine(
     gt_prob: the probability that a label map is right, where no file tells its confidence; None: 0.9.
     workers: images refined at a time; None: as many as PyTorch uses threads.
     """
-    chosen_device(device)
+    target = chosen_device(device)
     if probabilities not in ("", "npy", "npz"):
         raise ValueError(f"probabilities={probabilities!r} is unknown: choose 'npy', 'npz' or '' for none.")
     if workers is not None and workers < 1:
@@ -89,14 +90,18 @@ def refine(
     check_folder(writer.folder, "the results")
     todo = [files for files in matched if overwrite or not writer.has_written(files)]
     skipped = sorted({files.stem for files in matched} - {files.stem for files in todo})
-    mrf, done, failed, kinds = mrf.to(device), [], [], set()
+    mrf, done, failed, kinds = mrf.to(target), [], [], set()
     threads = torch.get_num_threads()
     workers = _count_workers(mrf, todo, workers or threads)
+    computing = nullcontext() if target.type == "cpu" else threading.Lock()  # a GPU computes one image at a time
 
     def work(files: MatchedFiles) -> str:
         torch.set_num_threads(max(1, threads // workers))  # of this thread's kernels
         predicted = read_predicted_image(files, labels, label_ids, gt_prob)
-        writer.write(files, *_refine(mrf, predicted, bool(probabilities)), predicted.volume)
+        log_p = _in_memory(mrf, predicted.log_p)
+        with computing:
+            result = _refine(mrf, log_p, predicted, bool(probabilities))
+        writer.write(files, *result, predicted.volume)
         return predicted.kind
 
     try:
@@ -138,9 +143,17 @@ def _count_workers(mrf: MeanField, todo: Sequence[MatchedFiles], workers: int) -
     return max(1, min(workers, len(todo), MAX_BYTES_AT_ONCE // (largest * bytes_per_pixel(mrf))))
 
 
-def _refine(mrf: MeanField, predicted: PredictedImage, with_p: bool) -> tuple[Tensor, Tensor | None]:
+def _in_memory(mrf: MeanField, log_p: LogProbabilities) -> LogProbabilities | Tensor:
+    """All log-probabilities if the image is computed at once, else those that tiles read."""
+    at_once = bytes_per_pixel(mrf) * math.prod(log_p.shape[1:]) <= MAX_IMAGE_BYTES
+    return log_p.tensor() if at_once else log_p
+
+
+def _refine(
+    mrf: MeanField, log_p: LogProbabilities | Tensor, predicted: PredictedImage, with_p: bool
+) -> tuple[Tensor, Tensor | None]:
     """Labels (*S) of uint8 and, if asked, probabilities (L, *S) of float16."""
-    log_p, spacing = predicted.log_p, None if predicted.volume is None else predicted.volume.spacing
+    spacing = None if predicted.volume is None else predicted.volume.spacing
     labels = torch.empty(log_p.shape[1:], dtype=torch.uint8)
     p = torch.empty(log_p.shape, dtype=torch.float16) if with_p else None
     max_bytes = MAX_IMAGE_BYTES if spacing is None else MAX_TILE_BYTES
