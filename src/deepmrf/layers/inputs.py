@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from deepmrf.ops.softmax import total
+
 _AXES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
 
@@ -68,10 +70,8 @@ def check_finite(name: str, maps: Tensor, allow_minus_inf: bool = False) -> None
     """
     if torch.compiler.is_compiling() or maps.device.type != "cpu":
         return
-    # One pass without a temporary tensor.
-    dtype = torch.float32 if maps.dtype in (torch.float16, torch.bfloat16) else maps.dtype
-    total = float(maps.detach().sum(dtype=dtype))
-    if math.isnan(total) or total == math.inf or (total == -math.inf and not allow_minus_inf):
+    result = total(maps)  # one pass without a temporary tensor
+    if math.isnan(result) or result == math.inf or (result == -math.inf and not allow_minus_inf):
         sign = "+" if allow_minus_inf else ""
         raise ValueError(
             f"{name} holds NaN (or {sign}inf): look for a division by zero or an overflow before this layer."

@@ -41,6 +41,7 @@ from deepmrf.layers.linking import Links
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty, default_window
 from deepmrf.ops.lattice.mean_field import mean_field as dense_mean_field
 from deepmrf.ops.registry import needs_gradient
+from deepmrf.ops.softmax import exp, log_softmax_of_difference, softmax
 from deepmrf.ops.window import Reach, reaches
 
 Unary = Literal["softmax", "sigmoid"]
@@ -183,7 +184,7 @@ class MeanField(nn.Module):
         return self._probabilities(self.tempered(log_p))
 
     def _probabilities(self, unary: Tensor) -> Tensor:
-        return unary.softmax(1) if self.unary == "softmax" else unary.exp()
+        return softmax(unary) if self.unary == "softmax" else exp(unary)
 
     def forward(self, log_p: Tensor, image: Tensor | None = None, flow: Flow | None = None) -> Tensor:
         check_maps("log_p", log_p, self.labels, self.dims, "labels")
@@ -228,7 +229,7 @@ class MeanField(nn.Module):
         if isinstance(norms, AllPairs) and (compatibility := self._dense_crf_compatibility(unary, norms)) is not None:
             return self._infer(unary, norms, compatibility)
         for iteration in range(self.iterations):
-            t = self.triple_penalty(log_q.exp() if iteration else q, image, norms, links)  # b12
+            t = self.triple_penalty(exp(log_q) if iteration else q, image, norms, links)  # b12
             log_q = self._update(unary, t, links)
         return log_q
 
@@ -256,8 +257,7 @@ class MeanField(nn.Module):
 
     def _update(self, unary: Tensor, t: Tensor, links: Links | None = None) -> Tensor:
         penalty = t if self.label_contexts is None else self.label_contexts(t, links)  # b13, b14
-        energy = unary - penalty if torch.is_grad_enabled() else torch.sub(unary, penalty, out=penalty)
-        return energy.log_softmax(1)  # b15
+        return log_softmax_of_difference(unary, penalty)  # b15
 
     def energy(self, labels: Tensor, log_p: Tensor, image: Tensor | None = None) -> Tensor:
         """Return the paper's E(y) of label maps (B, *S), a number per image (B,); energy.py says how pairs count."""

@@ -104,7 +104,7 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         """The operator's result, with gradients where they are needed."""
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        return (self._evaluate if _unobserved(tensors) else self._operator)(*arguments)
+        return (self._evaluate if unobserved(*tensors) else self._operator)(*arguments)
 
     def implementations(self) -> Iterator[Implementation]:
         """Every installed implementation, in order of preference. Plain PyTorch is the last."""
@@ -155,14 +155,16 @@ def needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _unobserved(tensors: Sequence[Tensor]) -> bool:
-    """May a kernel be called past PyTorch's dispatcher? Only on plain CPU tensors in inference mode: nothing watches.
+def unobserved(*tensors: Tensor) -> bool:
+    """May a kernel be called past PyTorch's dispatcher? Only on plain CPU tensors without gradients: nothing watches.
 
     The first dispatched call imports PyTorch's compiler, which takes longer than a whole prediction.
     """
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:  # inside vmap or grad
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():  # inside a mode that watches
         return False
     plain = (Tensor, torch.nn.Parameter)
     return all(type(tensor) in plain and tensor.device.type == "cpu" and not tensor.is_neg() for tensor in tensors)

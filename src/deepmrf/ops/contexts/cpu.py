@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.ops import contexts as plain
-from deepmrf.ops.jobs import run_jobs
+from deepmrf.ops.jobs import empty, run_jobs
 from deepmrf.ops.registry import Implementation, installed
 from deepmrf.ops.window import Reach, reaches
 
@@ -61,6 +61,12 @@ def _array(x: Tensor, dtype: torch.dtype) -> Any:
     return x.detach().to(dtype).contiguous().numpy()
 
 
+def _with_zeros(array: Any, axis: int, count: int) -> Any:
+    """The array, contiguous, with so many zeros after it along an axis."""
+    border = [(0, count if i == axis else 0) for i in range(array.ndim)]
+    return np.pad(array, border) if count else np.ascontiguousarray(array)
+
+
 class _Plan:
     """Tiles and sizes of one call."""
 
@@ -81,14 +87,14 @@ class _Plan:
         self.grid = (*across, *inside)
         self.groups = -(-t.shape[0] * math.prod(across) // self.lanes)
 
-    def cropped(self, weight: Tensor) -> Tensor:
+    def cropped(self, weight: Tensor) -> Any:
         """The filters as far as they reach inside the image, times 1/P^2: the transforms are P^2 times too large."""
-        weight = weight.detach().to(self.dtype) / self.side**2
+        filters = _array(weight, self.dtype)
         for axis, ((before, _), (near, _), n) in enumerate(
             zip(self.full_reaches, self.reaches, self.window, strict=True), start=2
         ):
-            weight = weight.narrow(axis, before - near, n)
-        return weight
+            filters = filters.take(range(before - near, before - near + n), axis)
+        return filters / np.asarray(self.side**2, filters.dtype)
 
     def uncropped(self, weight: Tensor) -> Tensor:
         """The adjoint of `cropped`: zeros where the filters reach out of the image."""
@@ -97,32 +103,31 @@ class _Plan:
             border += [before - near, after - far]
         return functional.pad(weight / self.side**2, border)
 
-    def spectra(self, filters: Tensor) -> Any:
+    def spectra(self, filters: Any) -> Any:
         """filters (passes, Q, h, w) -> (passes, F, 2, Q rounded up to whole groups of lanes)."""
         from deepmrf.ops.contexts.cpu_kernels import filter_spectra
 
-        filters = functional.pad(filters, (0, 0, 0, 0, 0, -filters.shape[1] % self.lanes))
+        filters = _with_zeros(filters, 1, -filters.shape[1] % self.lanes)
         passes, count = filters.shape[:2]
-        source = _array(filters, self.dtype)
-        result = np.empty((passes, self.frequencies, 2, count), source.dtype)
+        result = np.empty((passes, self.frequencies, 2, count), filters.dtype)
         _in_parts(
-            lambda start, stop: filter_spectra(self.size, source, self.vector, result, start, stop),
+            lambda start, stop: filter_spectra(self.size, filters, self.vector, result, start, stop),
             passes * count // self.lanes,
             torch.get_num_threads(),
         )
         return result
 
 
-def _in_passes(weight: Tensor, contexts: int) -> tuple[Tensor, int, int]:
+def _in_passes(weight: Any, contexts: int) -> tuple[Any, int, int]:
     """(filters (passes, L block, h, w), block, rows) from (K L, L, h, w): a pass makes the patterns of some labels."""
     patterns, labels = weight.shape[:2]
     used = max(1, MAX_ROWS // contexts) * contexts
     rows = _rows(used)
     block = -(-used // rows) * rows
     passes = -(-patterns // used)
-    weight = functional.pad(weight, (0, 0, 0, 0, 0, 0, 0, passes * used - patterns))
-    weight = functional.pad(weight.view(passes, used, *weight.shape[1:]), (0, 0, 0, 0, 0, 0, 0, block - used))
-    return weight.transpose(1, 2).reshape(passes, labels * block, *weight.shape[3:]), block, rows
+    weight = _with_zeros(weight, 0, passes * used - patterns)
+    weight = _with_zeros(weight.reshape(passes, used, *weight.shape[1:]), 1, block - used)
+    return weight.swapaxes(1, 2).reshape(passes, labels * block, *weight.shape[3:]), block, rows
 
 
 def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
@@ -135,7 +140,7 @@ def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Te
     spectra = plan.spectra(filters)
     image, biases = _array(t, plan.dtype), _array(bias, plan.dtype)
     shape = (t.shape[0], weight.shape[0] // contexts, *t.shape[2:])
-    out, active = torch.empty(shape, dtype=plan.dtype), torch.empty(shape, dtype=torch.uint8)
+    out, active = empty(shape, plan.dtype), empty(shape, torch.uint8)
     corner = tuple(-before for before, _ in plan.reaches)
 
     def work(start: int, stop: int) -> None:
@@ -167,9 +172,9 @@ def _backward(
 
     spectra = np.empty((1, plan.frequencies, 2, 1), grads.dtype)  # not read unless t_too
     if t_too:
-        flipped = functional.pad(plan.cropped(weight).flip(2, 3), (0, 0, 0, 0, 0, block - labels))
+        flipped = _with_zeros(plan.cropped(weight)[:, :, ::-1, ::-1], 1, block - labels)
         spectra = plan.spectra(flipped.reshape(1, patterns * block, *plan.window))
-    out = torch.empty(t.shape if t_too else (1, 1, 1, 1), dtype=plan.dtype)
+    out = empty(t.shape if t_too else (1, 1, 1, 1), plan.dtype)
     corner = tuple(-after for _, after in plan.reaches)
     sums_shape = (plan.frequencies if weight_too else 1, -(-patterns // plan.lanes), block, 2, plan.lanes)
 

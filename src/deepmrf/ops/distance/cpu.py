@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from deepmrf.ops.jobs import run_jobs, suits_window_sums
+from deepmrf.ops.jobs import empty, run_jobs, suits_window_sums
 from deepmrf.ops.registry import Implementation
 from deepmrf.ops.window import ALL, Reach, box_sum, reaches, take_frame
 
@@ -45,8 +46,8 @@ class _Problem:
         wide = torch.float64 if features.dtype == torch.float64 else self.dtype
         given = features.detach().to(wide).contiguous()
         self.scale = 1 / 255 if features.dtype == torch.uint8 else 1.0
-        self.mean = (given.flatten(2).mean(2, dtype=torch.float64) * self.scale).numpy()
         self.features = given.view(images, features.shape[1], *self.maps_shape[2:]).numpy()
+        self.mean = self.features.mean((2, 3), dtype=np.float64) * self.scale
         self.weights = weights.detach().to(torch.float64).numpy()
 
     def reach(self, mirrored: bool) -> list[Reach]:
@@ -148,8 +149,8 @@ def _forward(
     from deepmrf.ops.distance.cpu_kernels import FORWARD
 
     problem = _Problem(q, features, weights, window, spacing)
-    out = torch.empty(q.shape, dtype=problem.dtype)
-    ungated = torch.empty(q.shape if keep else 0, dtype=problem.dtype)
+    out = empty(q.shape, problem.dtype)
+    ungated = empty(q.shape if keep else (0,), problem.dtype)
     clean, _ = problem.run(
         FORWARD,
         gate,
@@ -185,7 +186,7 @@ def _backward(
     problem = _Problem(q, features, weights, window, spacing)
     slope = _array(grad, problem.dtype, problem.maps_shape)
     before_gate = _array(ungated, problem.dtype, problem.maps_shape) if gate else problem.q
-    grad_q = torch.empty(q.shape, dtype=problem.dtype)
+    grad_q = empty(q.shape, problem.dtype)
     clean, grad_weights = problem.run(
         BACKWARD, gate, slope, before_gate, grad_q.view(problem.maps_shape).numpy(), problem.features
     )

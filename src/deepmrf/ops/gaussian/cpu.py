@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.ops.distance import unit_features
-from deepmrf.ops.jobs import run_jobs, suits_window_sums
+from deepmrf.ops.jobs import empty, run_jobs, suits_window_sums
 from deepmrf.ops.registry import Implementation
 from deepmrf.ops.window import ALL, box_sum, reaches, take_frame
 
@@ -137,7 +137,7 @@ def _forward(
 
     problem = _Problem(q, features, weights, bandwidths, window, spacing, mirrored=False)
     x = problem.maps(q)
-    out = torch.empty(problem.maps_shape, dtype=problem.dtype)
+    out = empty(problem.maps_shape, problem.dtype)
     ungated = torch.empty_like(out) if keep else x
     problem.run(FORWARD, x, x, x, x, ungated, out, x, gate, keep, features_too=False, frame=frame)
     out, ungated = (take_frame(x.view(q.shape), frame).contiguous() for x in (out, ungated))
@@ -170,7 +170,7 @@ def _backward(
     x, g = problem.maps(q), problem.maps(grad)
     before_gate = problem.maps(ungated) if gate else x
     reaching = g * x if gate else g  # what reaches the window sum
-    grad_q = torch.empty(problem.maps_shape, dtype=problem.dtype)
+    grad_q = empty(problem.maps_shape, problem.dtype)
     count = features.shape[1] if features_too else 1
     pulled = torch.zeros(q.shape[0], count, *problem.maps_shape[2:], dtype=problem.dtype)
     total, by_colour, by_distance, by_bias = problem.run(

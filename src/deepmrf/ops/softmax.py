@@ -1,0 +1,86 @@
+"""Softmax over labels and sums on the CPU, in the same threads as the compiled kernels.
+
+PyTorch's own threads wait for more work for some milliseconds after each operation, and keep the cores busy that the
+kernels need next. So between kernels nothing of PyTorch that has threads should run. Here NumPy computes, on as many
+pixels at a time as the caches hold, and `run_jobs` shares the pixels between threads.
+
+Where a gradient is needed, or the tensors are not plain ones on the CPU, PyTorch computes the same.
+Shapes: (B, L, *S).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepmrf.ops.jobs import empty, run_jobs
+from deepmrf.ops.registry import unobserved
+
+NUMBERS_PER_JOB = 1 << 17
+"""They stay in the caches of a core."""
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Probabilities of labels from their logarithms, up to a constant per pixel."""
+    if not _ours(x):
+        return x.softmax(1)
+
+    def job(x: Any, out: Any) -> None:
+        np.exp(np.subtract(x, x.max(0), out=out), out=out)
+        np.multiply(out, 1 / out.sum(0), out=out)
+
+    return _over_pixels(job, x, empty(x.shape, x.dtype))
+
+
+def exp(x: Tensor) -> Tensor:
+    """Probabilities of labels from their logarithms."""
+    return _over_pixels(np.exp, x, empty(x.shape, x.dtype)) if _ours(x) else x.exp()
+
+
+def log_softmax_of_difference(x: Tensor, y: Tensor) -> Tensor:
+    """log_softmax(x - y). Without gradients it overwrites y."""
+    if not _ours(x, y) or not y.is_contiguous():
+        return (x - y if torch.is_grad_enabled() else torch.sub(x, y, out=y)).log_softmax(1)
+
+    def job(x: Any, out: Any) -> None:
+        np.subtract(x, out, out=out)
+        np.subtract(out, out.max(0), out=out)
+        np.subtract(out, np.log(np.exp(out).sum(0)), out=out)
+
+    return _over_pixels(job, x, y)
+
+
+def total(x: Tensor) -> float:
+    """The sum of all numbers, in any order."""
+    if not _ours(x) or not x.is_contiguous():
+        dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+        return float(x.detach().sum(dtype=dtype))
+    numbers = x.numpy().reshape(-1)
+    starts = range(0, numbers.size, NUMBERS_PER_JOB)
+    with np.errstate(all="ignore"):
+        return float(sum(run_jobs(lambda k: numbers[starts[k] : starts[k] + NUMBERS_PER_JOB].sum(), len(starts))))
+
+
+def _ours(*tensors: Tensor) -> bool:
+    return unobserved(*tensors) and all(x.dtype in (torch.float32, torch.float64) for x in tensors)
+
+
+def _over_pixels(job: Callable[[Any, Any], Any], x: Tensor, out: Tensor) -> Tensor:
+    """Run job(x, out) on arrays (L, pixels) that together cover x and out; returns out, which is contiguous."""
+    images, labels = x.shape[:2]
+    given, result = (y.detach().numpy().reshape(images, labels, -1) for y in (x, out))
+    pixels, step = math.prod(x.shape[2:]), max(1, NUMBERS_PER_JOB // labels)
+    parts = [(b, slice(start, start + step)) for b in range(images) for start in range(0, pixels, step)]
+
+    def run(index: int) -> None:
+        b, part = parts[index]
+        with np.errstate(all="ignore"):  # as in PyTorch, NaN is an answer
+            job(given[b, :, part], result[b, :, part])
+
+    run_jobs(run, len(parts))
+    return out
