@@ -45,16 +45,18 @@ class Outline:
 class CocoDataset(Dataset):
     """A Dataset that draws its masks; an item's mask path is the file of annotations."""
 
-    def __init__(self, items: Iterable[Item], outlines: dict[str, tuple[int, int, list[Outline]]]) -> None:
+    def __init__(
+        self, items: Iterable[Item], annotations: Path, outlines: dict[str, tuple[int, int, list[Outline]]]
+    ) -> None:
         super().__init__(items, VOC)
-        self.outlines = outlines
+        self.annotations, self.outlines = annotations, outlines
 
     def read_mask(self, item: Item) -> Bytes | None:
         height, width, outlines = self.outlines[item.name]
         mask = np.zeros((height, width), dtype=np.uint8)
         # Crowds first, so that only pixels without a single object stay void.
         for outline in sorted(outlines, key=lambda o: (o.label != VOID, -o.area)):
-            mask[_draw(outline.shape, height, width, item) > 0] = outline.label
+            mask[_draw(outline.shape, height, width, item.name, self.annotations) > 0] = outline.label
         return mask
 
 
@@ -88,7 +90,7 @@ def coco(root: str | os.PathLike[str], split: str, min_pixels: int = 1000) -> Da
     except (ValueError, KeyError, TypeError) as error:
         message = f"{annotations} is not a file of COCO instances ({error!r}); unpack the annotations again."
         raise DataError(message, annotations, "unreadable") from error
-    return CocoDataset(need_items(items, folder, f"split {split!r}"), sized_outlines)
+    return CocoDataset(need_items(items, folder, f"split {split!r}"), annotations, sized_outlines)
 
 
 def _annotations(folder: Path, split: str) -> tuple[str, Path]:
@@ -101,8 +103,8 @@ def _annotations(folder: Path, split: str) -> tuple[str, Path]:
     raise FileNotFoundError(f"{expected} does not exist; the annotations there are: {', '.join(splits) or 'none'}.")
 
 
-def _draw(shape: Any, height: int, width: int, item: Item) -> Bytes:
-    """Draw polygons or run lengths: 1 inside the outline (H, W)."""
+def _draw(shape: Any, height: int, width: int, name: str, path: Path) -> Bytes:
+    """Draw polygons or run lengths: 1 inside the outline (H, W); `name` is the image, `path` the annotations' file."""
     try:
         coco_mask: Any = importlib.import_module("pycocotools.mask")
     except ImportError:
@@ -121,14 +123,10 @@ def _draw(shape: Any, height: int, width: int, item: Item) -> Bytes:
             runs = shape
         drawn: Bytes = coco_mask.decode(runs)
     except Exception as error:  # pycocotools raises bare Exceptions
-        assert item.mask is not None
-        message = (
-            f"{item.mask} has an outline for {item.name} that cannot be drawn ({error}); unpack the annotations again."
-        )
-        raise DataError(message, item.mask, "unreadable") from error
+        message = f"{path} has an outline for {name} that cannot be drawn ({error}); unpack the annotations again."
+        raise DataError(message, path, "unreadable") from error
     if drawn.shape != (height, width):
-        assert item.mask is not None
         size = f"{drawn.shape[1]} x {drawn.shape[0]}"
-        message = f"{item.mask} has run lengths of {size} for {item.name}, which is {width} x {height}; correct it."
-        raise DataError(message, item.mask, "size")
+        message = f"{path} has run lengths of {size} for {name}, which is {width} x {height}; correct it."
+        raise DataError(message, path, "size")
     return drawn

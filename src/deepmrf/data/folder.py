@@ -64,14 +64,13 @@ def write_folder(dataset: Dataset, to: str | os.PathLike[str], split: str, progr
     palette = dataset.labels.palette().tobytes()
     for done, item in enumerate(dataset, start=1):
         image, mask = dataset.read(item)
-        path = top / "images" / split / f"{item.name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path)
+        pictures = {"images": Image.fromarray(image)}
         if mask is not None:
-            path = top / "masks" / split / f"{item.name}.png"
+            pictures["masks"] = Image.fromarray(mask)
+            pictures["masks"].putpalette(palette)
+        for kind, picture in pictures.items():
+            path = top / kind / split / f"{item.name}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            picture = Image.fromarray(mask)
-            picture.putpalette(palette)
             picture.save(path)
         (progress or no_progress)(done, len(dataset))
     return top

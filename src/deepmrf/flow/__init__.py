@@ -17,15 +17,4 @@ from deepmrf.flow.estimation import between, cached, estimate
 from deepmrf.flow.files import read_flo
 from deepmrf.flow.warping import compose, consistent, inside, warp
 
-__all__ = [
-    "Flow",
-    "between",
-    "cached",
-    "compose",
-    "consistent",
-    "estimate",
-    "inside",
-    "join",
-    "read_flo",
-    "warp",
-]
+__all__ = ["Flow", "between", "cached", "compose", "consistent", "estimate", "inside", "join", "read_flo", "warp"]

@@ -158,14 +158,11 @@ def _finish(stream: Stream, behind: Behind[FrameResult], sink: _Sink) -> None:
     """Close everything, and complete the report."""
     report = sink.report
     stream.close()
-    try:
-        behind.finish()
-    except (OSError, ValueError, RuntimeError, MemoryError) as error:
-        report.failed = report.failed or _sentence(error)
-    try:
-        sink.close()
-    except (OSError, ValueError) as error:
-        report.failed = report.failed or _sentence(error)
+    for finish in (behind.finish, sink.close):
+        try:
+            finish()
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            report.failed = report.failed or _sentence(error)
     report.skipped, report.consistency = stream.source.skipped, stream.consistency
     if not (report.interrupted or report.failed):
         report.missing = _missing(stream, sink)
