@@ -185,7 +185,8 @@ class _Pipeline:
             return False
         pixels, sums = np.array(note.pixels, np.int64), np.array(note.confidences)
         report = ImageReport(path, files, size, class_shares(self.report.names, pixels, sums))
-        self._count(self.report.earlier, report, pixels, sums)
+        self.report.earlier.append(report)
+        self.report.add(pixels, sums)
         return True
 
     def step(self) -> None:
@@ -242,7 +243,8 @@ class _Pipeline:
             return self._fail(job.path, error)
         except (ValueError, MemoryError) as error:
             return self._fail(job.path, error)
-        self._count(self.report.done, report, pixels, sums)
+        self.report.done.append(report)
+        self.report.add(pixels, sums)
         self._tell()
 
     def stop(self) -> None:
@@ -251,13 +253,6 @@ class _Pipeline:
         self.reading.cancel()
         while self.writing:
             self._finish_oldest()
-
-    def _count(
-        self, reports: list[ImageReport], report: ImageReport, pixels: NDArray[np.int64], sums: NDArray[np.float64]
-    ) -> None:
-        reports.append(report)
-        self.report.pixels += pixels
-        self.report.confidences += sums
 
     def _fail(self, path: Path, error: BaseException) -> None:
         short = "there is not enough memory" if isinstance(error, MemoryError) else "it failed"

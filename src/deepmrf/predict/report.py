@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from deepmrf.predict.files import Failure, ResultFiles
-from deepmrf.predict.result import ClassShare, class_shares
+from deepmrf.predict.result import ClassShare, ClassTotals
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,9 @@ class ImageReport:
 
 
 @dataclass
-class PredictReport:
-    """The results of all images."""
+class PredictReport(ClassTotals):
+    """The results of all images; the totals are over those that are done, now or earlier."""
 
-    names: tuple[str, ...]
-    """The names of the labels."""
     done: list[ImageReport] = field(default_factory=list)
     earlier: list[ImageReport] = field(default_factory=list)
     """Images that an earlier run has done."""
@@ -45,26 +40,11 @@ class PredictReport:
     animated: list[Path] = field(default_factory=list)
     """Files of several frames, of which the first was taken."""
     interrupted: bool = False
-    pixels: NDArray[np.int64] = field(init=False)
-    """Number of pixels per label, over all images, done now or earlier."""
-    confidences: NDArray[np.float64] = field(init=False)
-    """Sum of the confidences of those pixels."""
-
-    def __post_init__(self) -> None:
-        self.pixels, self.confidences = np.zeros(len(self.names), np.int64), np.zeros(len(self.names))
 
     @property
     def skipped(self) -> list[Path]:
         """The images whose results were there already."""
         return [image.path for image in self.earlier]
-
-    def summary(self) -> list[tuple[ClassShare, int]]:
-        """The classes over all images, the largest first, each with the number of images it is in."""
-        images = dict.fromkeys(self.names, 0)
-        for image in (*self.earlier, *self.done):
-            for share in image.classes:
-                images[share.name] += 1
-        return [(share, images[share.name]) for share in class_shares(self.names, self.pixels, self.confidences)]
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""

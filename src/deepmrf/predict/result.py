@@ -12,7 +12,7 @@ import io
 import os
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,6 +187,36 @@ def class_shares(names: tuple[str, ...], pixels: NDArray[np.int64], sums: NDArra
     total = max(int(pixels.sum()), 1)
     order = [int(n) for n in np.argsort(-pixels, kind="stable") if pixels[n]]
     return [ClassShare(names[n], float(pixels[n] / total), float(sums[n] / pixels[n])) for n in order]
+
+
+@dataclass
+class ClassTotals:
+    """What each label covers over several images or frames: the base of reports."""
+
+    names: tuple[str, ...]
+    """The names of the labels."""
+    pixels: NDArray[np.int64] = field(init=False)
+    """Number of pixels per label."""
+    confidences: NDArray[np.float64] = field(init=False)
+    """Sum of the confidences of those pixels, per label."""
+    images_with_label: NDArray[np.int64] = field(init=False)
+    """Number of images, or frames, that show each label."""
+
+    def __post_init__(self) -> None:
+        count = len(self.names)
+        self.pixels, self.images_with_label = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.confidences = np.zeros(count)
+
+    def add(self, pixels: NDArray[np.int64], sums: NDArray[np.float64]) -> None:
+        """Add an image by its `Segmentation.totals`."""
+        self.pixels += pixels
+        self.confidences += sums
+        self.images_with_label += pixels > 0
+
+    def summary(self) -> list[tuple[ClassShare, int]]:
+        """The classes over all images, the largest first, each with the number of images that show it."""
+        images = dict(zip(self.names, self.images_with_label.tolist(), strict=True))
+        return [(share, images[share.name]) for share in class_shares(self.names, self.pixels, self.confidences)]
 
 
 def legend(picture: Image.Image, result: Segmentation) -> Image.Image:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.flow.estimation import Method
 from deepmrf.predict.ahead import Behind
-from deepmrf.predict.result import ClassShare, class_shares
+from deepmrf.predict.result import ClassTotals
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.clock import Clock
 from deepmrf.video.earlier import (
@@ -48,11 +48,9 @@ MIN_FRAMES_MISSING, MIN_SHARE_MISSING = 5, 0.1
 
 
 @dataclass
-class VideoReport:
-    """The result of recording a video."""
+class VideoReport(ClassTotals):
+    """The result of recording a video; the totals are over all frames."""
 
-    names: tuple[str, ...]
-    """Names of the labels."""
     path: Path | None = None
     """The video with the labels. If recording was interrupted or failed, it is NAME.part.mp4."""
     labels: Path | None = None
@@ -75,22 +73,11 @@ class VideoReport:
     """Of the pixels with a reliable link, the share that has the label of the frame before."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of work per stage; stages overlap."""
-    pixels: NDArray[np.int64] = field(init=False)
-    """Number of pixels per label, over all frames."""
-    confidences: NDArray[np.float64] = field(init=False)
-    """Sum of the confidence of those pixels, per label."""
-    frames_with_label: NDArray[np.int64] = field(init=False)
-    """Number of frames that show each label."""
 
-    def __post_init__(self) -> None:
-        count = len(self.names)
-        self.pixels, self.frames_with_label = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self.confidences = np.zeros(count)
-
-    def summary(self) -> list[tuple[ClassShare, int]]:
-        """Each class over the complete video, with the number of frames that show it; the largest first."""
-        frames = dict(zip(self.names, self.frames_with_label.tolist(), strict=True))
-        return [(share, frames[share.name]) for share in class_shares(self.names, self.pixels, self.confidences)]
+    @property
+    def frames_with_label(self) -> NDArray[np.int64]:
+        """Number of frames that show each label."""
+        return self.images_with_label
 
 
 def record(
@@ -203,9 +190,7 @@ class _Sink:
             if report.labels is not None:
                 result.save_labels(report.labels / f"{frame.name}.png", self.note)
             pixels, confidences = result.totals()
-        report.pixels += pixels
-        report.confidences += confidences
-        report.frames_with_label += pixels > 0
+        report.add(pixels, confidences)
         if not report.frames:
             self.first = self.last = frame.time
         self.longest_gap = max(self.longest_gap, self._frames_until(frame.time))
