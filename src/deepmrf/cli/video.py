@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from deepmrf.cli.console import Bars, count, say, share, table, warn
+from deepmrf.cli.console import Bars, count, percent, say, share, table, warn
 
 if TYPE_CHECKING:
     from deepmrf.predict.segmenter import Segmenter
@@ -137,7 +137,7 @@ def predict_video(
         warn([str(error).splitlines()[0] + hint], console)
         return 1
     if entries is not None:
-        entries.append(_entry(source, report))
+        entries.append(report.to_dict(source))
     if report.done_before == "all":
         say(f"{report.path} is there already: --overwrite does it again.", console)
         return 0
@@ -157,14 +157,14 @@ def _print(source: FrameSource, report: VideoReport, console: Console) -> int:
     """Print the classes, warnings and paths of a video; return the exit code."""
     if report.frames:
         rows = [
-            (item.name, share(item.share), f"{100 * item.confidence:.0f}%", str(frames))
+            (item.name, share(item.share), f"{percent(item.confidence, 0)}%", str(frames))
             for item, frames in report.summary()
         ]
         console.print(table(("class", "pixels", "confidence", "frames"), rows))
     if report.consistency is not None:
-        percentage = f"{100 * report.consistency:.2f}%"
-        say(f"Temporal consistency: {percentage} of pixels keep their label along the flow.", console)
-    warn(_warnings(source, report), console)
+        consistency = f"{percent(report.consistency)}% of pixels keep their label along the flow"
+        say(f"Temporal consistency: {consistency}.", console)
+    warn(report.warnings(source), console)
     path = report.path if report.done_before == "nothing" else None
     target = path or report.labels
     rest = f"{target} holds {count(report.frames, 'frame')}" if report.frames and target else "nothing was written"
@@ -181,46 +181,3 @@ def _print(source: FrameSource, report: VideoReport, console: Console) -> int:
         written.append(f"{count(report.frames, 'label map')} in {report.labels}")
     say(f"Wrote {' and '.join(written)}." if written else "The overlay is there already.", console)
     return 0
-
-
-def _warnings(source: FrameSource, report: VideoReport) -> list[str]:
-    warnings = []
-    if report.skipped:
-        were = "was" if report.skipped == 1 else "were"
-        warnings.append(f"{count(report.skipped, 'frame')} could not be read and {were} left out.")
-    if report.missing:
-        present = report.frames + report.skipped
-        total = present + report.missing
-        says = f"says it has {total}" if source.counted else f"should have about {total}"
-        warnings.append(f"{source.name} {says} frames, but {present} were found: it may be cut off.")
-    if report.silent:
-        warnings.append(f"{source.name}: {report.silent}; the video is silent (.mkv holds every kind).")
-    return warnings
-
-
-def _entry(source: FrameSource, report: VideoReport) -> dict[str, Any]:
-    """The video's part of --json."""
-    files = {
-        "video": source.name,
-        "overlay": None if report.path is None else str(report.path),
-        "labels": None if report.labels is None else str(report.labels),
-    }
-    if report.done_before == "all":
-        return files | {"there_already": True}
-    classes = [
-        {
-            "class": item.name,
-            "share": round(item.share, 6),
-            "confidence": round(item.confidence, 4),
-            "frames": frames,
-        }
-        for item, frames in report.summary()
-    ]
-    return files | {
-        "frames": report.frames,
-        "skipped": report.skipped,
-        "complete": not (report.interrupted or report.failed or report.missing),
-        "consistency": report.consistency,
-        "seconds": {stage: round(seconds, 3) for stage, seconds in report.seconds.items()},
-        "found": classes,
-    }

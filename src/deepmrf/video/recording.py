@@ -13,21 +13,17 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.flow.estimation import Method
 from deepmrf.predict.ahead import Behind
-from deepmrf.predict.result import ClassTotals
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.clock import Clock
 from deepmrf.video.earlier import (
-    Done,
     check_label_map,
     check_label_maps,
     check_out,
@@ -37,6 +33,7 @@ from deepmrf.video.earlier import (
     part_of,
 )
 from deepmrf.video.reading import DEFAULT_FPS, FrameSource
+from deepmrf.video.report import VideoReport
 from deepmrf.video.streaming import FrameResult, Stream, segment_video
 from deepmrf.video.writing import Writer, encoder_for
 
@@ -45,39 +42,6 @@ COUNT_TOLERANCE = 1
 """Frames that may be missing from a file that states its number of frames: AVI counts an empty one."""
 MIN_FRAMES_MISSING, MIN_SHARE_MISSING = 5, 0.1
 """Where the number of frames is estimated from the duration, fewer missing frames are not reported."""
-
-
-@dataclass
-class VideoReport(ClassTotals):
-    """The result of recording a video; the totals are over all frames."""
-
-    path: Path | None = None
-    """The video with the labels. If recording was interrupted or failed, it is NAME.part.mp4."""
-    labels: Path | None = None
-    """The folder of label maps."""
-    done_before: Done = "nothing"
-    """What was finished before this call: "nothing", the "overlay" (the video at `path`), or "all"."""
-    frames: int = 0
-    """Number of frames that were segmented and written."""
-    skipped: int = 0
-    """Number of frames of the source that could not be read."""
-    missing: int = 0
-    """Number of frames that the source should have, by its header or its duration, and does not have."""
-    interrupted: bool = False
-    """True after Ctrl-C."""
-    failed: str = ""
-    """Why recording ended early, in one sentence; empty if it did not."""
-    silent: str = ""
-    """Why the sound was not copied; empty if it was."""
-    consistency: float | None = None
-    """Of the pixels with a reliable link, the share that has the label of the frame before."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of work per stage; stages overlap."""
-
-    @property
-    def frames_with_label(self) -> NDArray[np.int64]:
-        """Number of frames that show each label."""
-        return self.images_with_label
 
 
 def record(
