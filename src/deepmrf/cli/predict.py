@@ -157,8 +157,10 @@ def _without_videos(
     inputs: list[str], segmenter: Segmenter, out: Path, overwrite: bool, console: Console, options: video.VideoOptions
 ) -> tuple[list[str], list[dict[str, Any]], int]:
     """Segment the videos among the inputs; return the other inputs, the videos' part of --json, and the exit code."""
-    inputs = video.expanded(inputs)
-    videos = [text for text in inputs if video.is_video(text, out, options)]
+    from deepmrf.video.inputs import expand_videos, is_video, names_video
+
+    inputs = expand_videos(inputs)
+    videos = [text for text in inputs if is_video(text, options.frames or names_video(out))]
     video.check(videos, out, options, [text for text in inputs if text not in videos])
     entries: list[dict[str, Any]] = []
     code = 0
@@ -174,10 +176,12 @@ def _without_videos(
 
 def _check_out(inputs: Sequence[str], out: Path) -> None:
     """Refuse a video as the output of images."""
+    from deepmrf.video.inputs import names_video
+
     images = [
         path for text in inputs for path in ([text] if os.path.lexists(text) else glob.glob(text, recursive=True))
     ]
-    if images and out.suffix.lower() in video.VIDEO_SUFFIXES and not out.is_dir():
+    if images and names_video(out) and not out.is_dir():
         raise ValueError(f"{out} would be a video, but {images[0]} is an image: give a folder with --out.")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +15,6 @@ from deepmrf.cli.console import Bars, count, percent, say, share, table, warn
 if TYPE_CHECKING:
     from deepmrf.predict.segmenter import Segmenter
     from deepmrf.video import FrameSource, VideoReport
-
-VIDEO_SUFFIXES = (
-    *(".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"),
-    *(".mts", ".m2ts", ".wmv", ".flv", ".3gp", ".ogv"),
-)
-"""Files with these suffixes are videos."""
-OVERLAY_SUFFIXES = ("_overlay.mp4", "_overlay.part.mp4")
-"""How the names of our own videos end, finished and unfinished."""
-CAMERA_PREFIX = "camera:"
 
 
 @dataclass(frozen=True)
@@ -50,36 +39,11 @@ class VideoOptions:
     """Given, but only possible for images."""
 
 
-def expanded(inputs: list[str]) -> list[str]:
-    """Replace patterns that match videos, such as 'clips/*.mp4', by their matches.
-
-    Our own videos with labels are left out, unless there is nothing else.
-    """
-    texts: list[str] = []
-    for text in inputs:
-        matches = [] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
-        texts += matches if any(match.lower().endswith(VIDEO_SUFFIXES) for match in matches) else [text]
-    return [text for text in texts if not _is_overlay(text)] or texts
-
-
-def _is_overlay(text: str) -> bool:
-    from deepmrf.video.earlier import is_recording
-
-    with suppress(ImportError):  # without PyAV, every video is reported later
-        return text.lower().endswith(OVERLAY_SUFFIXES) and is_recording(Path(text))
-    return False
-
-
-def is_video(text: str, out: Path, options: VideoOptions) -> bool:
-    """Is this input a video file, a camera, or a folder of frames that become a video?"""
-    path = Path(text)
-    if path.is_dir():
-        return options.frames or out.suffix.lower() in VIDEO_SUFFIXES
-    return text.startswith(CAMERA_PREFIX) or (text.lower().endswith(VIDEO_SUFFIXES) and path.is_file())
-
-
 def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[str] = ()) -> None:
     """Raise a ValueError where options do not fit the videos or the `others`, inputs that are no videos."""
+    from deepmrf.video.earlier import check_labels_folder
+    from deepmrf.video.inputs import names_video
+
     if options.labels is not None and not videos and all(os.path.lexists(text) for text in others):
         raise ValueError("--labels is for videos: the label maps of images are written into --out.")
     if options.flow not in ("dis", "none"):
@@ -90,11 +54,9 @@ def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[
         raise ValueError("--probabilities is for images: those of every frame of a video would fill a disk.")
     if len(videos) > 1 and options.labels is not None:
         raise ValueError(f"{options.labels} would get the label maps of {len(videos)} videos: give them in turn.")
-    if len(videos) > 1 and out.suffix.lower() in VIDEO_SUFFIXES:
+    if len(videos) > 1 and names_video(out):
         raise ValueError(f"{out} is one video, but {len(videos)} were given: give a folder for them with --out.")
     if options.labels is not None and videos:
-        from deepmrf.video.earlier import check_labels_folder
-
         check_labels_folder(options.labels, Path(videos[0]))
     stems = [Path(text).stem.casefold() for text in videos]
     for number, stem in enumerate(stems):
@@ -146,7 +108,9 @@ def predict_video(
 
 def _target(source: FrameSource, out: Path) -> Path:
     """The video to write: `out` itself, or one in the folder `out`."""
-    if out.suffix.lower() in VIDEO_SUFFIXES:
+    from deepmrf.video.inputs import names_video
+
+    if names_video(out):
         return out
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder for the results, or a video such as out.mp4, with --out.")
