@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pydensecrf.densecrf as dcrf
-from skimage import data
 
 SETTINGS = {
     "voc": ((3, 3), (80, 13, 10), 10),
@@ -25,6 +23,8 @@ HEIGHT, WIDTH, LABELS = 33, 46, 4
 
 def problem(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(unary energy (L, H * W), image (H, W, 3)): a piece of a photograph, and noisy probabilities with patches."""
+    from skimage import data
+
     random = np.random.default_rng(seed)
     photograph = data.chelsea() if seed % 2 else data.astronaut()
     top, left = random.integers(40, 150, 2)
@@ -37,6 +37,8 @@ def problem(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def record(path: Path) -> None:
     """Write images, unary energies and pydensecrf2's Q for every setting, normalisation and form of compatibility."""
+    import pydensecrf.densecrf as dcrf  # here: the tests import the settings above without it
+
     answers: dict[str, np.ndarray] = {}
     random = np.random.default_rng(0)
     matrix = random.normal(size=(LABELS, LABELS)).astype(np.float32) - 3 * np.eye(LABELS, dtype=np.float32)

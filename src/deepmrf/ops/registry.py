@@ -106,10 +106,10 @@ class Operator:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         return (self._evaluate if unobserved(*tensors) else self._operator)(*arguments)
 
-    def implementations(self) -> Iterator[Implementation]:
-        """Every installed implementation, in order of preference. Plain PyTorch is the last."""
+    def implementations(self, tensors: Sequence[Tensor] = ()) -> Iterator[Implementation]:
+        """Every implementation that is installed and made for the device of the tensors, the preferred one first."""
         for tool, module in self.kernels.items():
-            if installed(tool):
+            if installed(tool) and _could_run(tool, tensors):
                 yield importlib.import_module(module).IMPLEMENTATION
         yield self.torch
 
@@ -117,9 +117,9 @@ class Operator:
         """The first implementation that suits the arguments that decide, or the forced one."""
         if _forced == "torch" or not self.kernels:
             return self.torch
-        if _forced is None:
-            return next(implementation for implementation in self.implementations() if implementation.suits(*arguments))
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        if _forced is None:
+            return next(kernel for kernel in self.implementations(tensors) if kernel.suits(*arguments))
         if _forced in self.kernels and installed(_forced) and _could_run(_forced, tensors):
             forced: Implementation = importlib.import_module(self.kernels[_forced]).IMPLEMENTATION
             return forced
