@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,8 +20,18 @@ from deepmrf import ops
 from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, dense_crf
 from deepmrf.ops import contexts, distance, gaussian
 
-Kind = Literal["distance", "gaussian", "step", "compressed", "dense_crf", "direct_loop", "unfolded_crf", "pydensecrf2"]
-Call = Callable[[], object]
+Kind = Literal[
+    "distance",
+    "gaussian",
+    "step",
+    "compressed",
+    "dense_crf",
+    "all_pairs",
+    "direct_loop",
+    "unfolded_crf",
+    "pydensecrf2",
+]
+Call = Callable[[], Any]
 
 LOOP_WORK = 1e9
 """Pairs of pixels times labels that a plain loop over offsets may take on the CPU: a few seconds."""
@@ -204,6 +215,27 @@ def _unfolded_crf(case: Case, pool: Pool) -> Prepared:
     return Prepared(torch.no_grad()(call), q.numel() * q.element_size(), "torch")
 
 
+def _all_pairs(case: Case, pool: Pool) -> Prepared:
+    """The dense CRF over the whole image; the note compares its label map with pydensecrf2's."""
+    log_p, q, image = pool.get(case)
+    photo = _bytes(image)
+    layer = dense_crf(case.labels, iterations=case.iterations).to(case.device)
+    call = partial(_forward, layer, log_p, photo, case.implementation)
+    note = ""
+    if case.device == "cpu" and peers.pydensecrf_installed():
+        labels = call()[0].argmax(0)
+        theirs = torch.from_numpy(_pydensecrf2(case, pool).call().argmax(0)).view(labels.shape)
+        note = f"{(labels == theirs).float().mean():.3%} of the labels are pydensecrf2's"
+    compiled = "triton" if case.device == "cuda" else "numba"
+    chosen = compiled if importlib.util.find_spec(compiled) is not None else "torch"
+    return Prepared(call, q.numel() * q.element_size(), chosen, note=note)
+
+
+def _bytes(image: Tensor) -> Tensor:
+    """The image as uint8."""
+    return (image.float() * 255).round().byte()
+
+
 def _pydensecrf2(case: Case, pool: Pool) -> Prepared:
     if case.device != "cpu":
         raise Unavailable("pydensecrf2 runs on the CPU only: compare with --device cpu.")
@@ -211,14 +243,19 @@ def _pydensecrf2(case: Case, pool: Pool) -> Prepared:
         raise Unavailable("pydensecrf2 is not installed: pip install pydensecrf2 (it compiles for a minute or two).")
     log_p, q, image = pool.get(case)
     energy = np.ascontiguousarray(-log_p[0].float().flatten(1).numpy())
-    photo = np.ascontiguousarray((image[0].float() * 255).round().byte().movedim(0, -1).numpy())
+    photo = np.ascontiguousarray(_bytes(image[0]).movedim(0, -1).numpy())
     call = partial(peers.pydensecrf, energy, photo, case.iterations)
     return Prepared(call, q[:1].numel() * q.element_size(), "C++", note="one image, one thread, float32")
 
 
 def prepare(case: Case, pool: Pool) -> Prepared:
     """The call of a case with its inputs made; raises Unavailable where it cannot run."""
-    makers = {"direct_loop": _direct_loop, "unfolded_crf": _unfolded_crf, "pydensecrf2": _pydensecrf2}
+    makers = {
+        "all_pairs": _all_pairs,
+        "direct_loop": _direct_loop,
+        "unfolded_crf": _unfolded_crf,
+        "pydensecrf2": _pydensecrf2,
+    }
     try:
         return makers.get(case.kind, _ours)(case, pool)
     except RuntimeError as error:  # a forced implementation that this operator does not have, or no memory

@@ -151,14 +151,19 @@ def _ours(settings: Settings) -> list[Case]:
         case(f"b12 gaussian, {wide} x {wide}, and gradients", "gaussian", window=wide, backward=True),
         case("b12-b15, exact, and gradients", "step", backward=True),
     ]
+    all_pairs = case("dense CRF, all pairs, 10 iterations", "all_pairs", window=0, iterations=10)
     if not settings.implementations:
-        return cases
+        return [*cases, all_pairs]
     compiled = "triton" if settings.device == "cuda" else "numba"
     there = importlib.util.find_spec(compiled) is not None
     forced = [dataclasses.replace(one, implementation=name) for one in cases for name in ("torch", *[compiled] * there)]
     # Box sums in plain PyTorch stand among the peers.
     plain = _peers(settings)[0]
-    return [*cases, *(one for one in forced if dataclasses.replace(one, name=plain.name, peer=True) != plain)]
+    return [
+        *cases,
+        all_pairs,
+        *(one for one in forced if dataclasses.replace(one, name=plain.name, peer=True) != plain),
+    ]
 
 
 def _peers(settings: Settings) -> list[Case]:

@@ -64,7 +64,16 @@ def test_bench_prints_ours_beside_the_peers(quick_run):
     result, _ = quick_run
     assert result.exit_code == 0, result.output
     text = plain(result.stdout)
-    for name in ("b12 distance", "b12-b15", "dense_crf", suite.DIRECT_LOOP, "windowed CRF", "box sums", "pydensecrf2"):
+    for name in (
+        "b12 distance",
+        "b12-b15",
+        "dense_crf",
+        "all pairs",
+        suite.DIRECT_LOOP,
+        "windowed CRF",
+        "box sums",
+        "pydensecrf2",
+    ):
         assert name in text
     assert "x its forward pass" in text
     assert "extrapolated from" in text

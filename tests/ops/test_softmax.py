@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deepmrf
-from deepmrf.ops.softmax import exp, log_softmax_of_difference, softmax, total
+from deepmrf.ops.softmax import exp, log, log_softmax_of_difference, negative, softmax, total
 
 SIZES = [(1, 1, 1), (2, 3, 5, 7), (1, 21, 90, 95), (2, 2, 3, 40, 50)]
 """One pixel; less than a job; several jobs; volumes."""
@@ -29,6 +29,9 @@ def test_equals_pytorch(size, dtype):
     with torch.no_grad():
         torch.testing.assert_close(softmax(x), x.softmax(1))
         torch.testing.assert_close(exp(x), x.exp())
+        torch.testing.assert_close(negative(x), -x)
+        probabilities = x.softmax(1)
+        torch.testing.assert_close(log(probabilities.clone()), probabilities.log())
         torch.testing.assert_close(total(x), float(x.double().sum()), rtol=1e-3, atol=1e-2)
         expected = (x - y).log_softmax(1)
         torch.testing.assert_close(log_softmax_of_difference(x, y), expected)
@@ -52,6 +55,7 @@ def test_impossible_labels_and_nan():
         result = log_softmax_of_difference(x, torch.zeros_like(x))
         torch.testing.assert_close(result, x.log_softmax(1), equal_nan=True)
         assert math.isnan(total(x))
+        assert torch.isfinite(log(torch.zeros(1, 2, 3))).all()
         assert total(x[..., :1].contiguous()) == -math.inf
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from deepmrf.ops.lattice import Lattice, build_lattice, gaussian_filter
 from deepmrf.ops.lattice.features import position_features, position_lattice
-from deepmrf.ops.lattice.terms import PairwiseTerm
-from deepmrf.ops.registry import needs_gradient
+from deepmrf.ops.lattice.terms import PairwiseTerm, normalisation
+from deepmrf.ops.registry import needs_gradient, unobserved
 
 SMALLEST_SUM = 1e-20
 
@@ -44,6 +44,8 @@ class Edges:
         edges = cls(lattice, features if features is not None and features.requires_grad else None, None)
         if not normalize:
             return edges
+        if edges.features is None and unobserved(lattice.weight):
+            return cls(lattice, None, normalisation(lattice, "symmetric")[0])
         images, points, _ = lattice.vertex.shape
         total = edges.filter(lattice.weight.new_ones(images, 1, points))[:, 0]
         return cls(edges.lattice, edges.features, (total + SMALLEST_SUM).rsqrt())

@@ -41,7 +41,7 @@ from deepmrf.layers.linking import Links
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty, default_window
 from deepmrf.ops.lattice.mean_field import mean_field as dense_mean_field
 from deepmrf.ops.registry import needs_gradient
-from deepmrf.ops.softmax import exp, log_softmax_of_difference, softmax
+from deepmrf.ops.softmax import exp, log, log_softmax_of_difference, negative, softmax
 from deepmrf.ops.window import Reach, reaches
 
 Unary = Literal["softmax", "sigmoid"]
@@ -219,7 +219,6 @@ class MeanField(nn.Module):
         dtype = torch.promote_types(torch.promote_types(log_p.dtype, self.triple_penalty.scale.dtype), torch.float32)
         # b15's softmax removes what all labels of a pixel have in common, so log_p need not be normalised here.
         log_q = unary = self.tempered(log_p.to(dtype))
-        q = self._probabilities(unary)
         if not self.triple_penalty.features:
             image = None
         elif image is not None and image.dtype != torch.uint8:
@@ -228,6 +227,7 @@ class MeanField(nn.Module):
         norms = self.triple_penalty.norms(unary, image, links)
         if isinstance(norms, AllPairs) and (compatibility := self._dense_crf_compatibility(unary, norms)) is not None:
             return self._infer(unary, norms, compatibility)
+        q = self._probabilities(unary)
         for iteration in range(self.iterations):
             t = self.triple_penalty(exp(log_q) if iteration else q, image, norms, links)  # b12
             log_q = self._update(unary, t, links)
@@ -251,9 +251,9 @@ class MeanField(nn.Module):
     def _infer(self, unary: Tensor, pairs: AllPairs, compatibility: Tensor) -> Tensor:
         """All iterations of a dense CRF by the operator that fuses them."""
         smooth_weight = self.triple_penalty.smooth_weight if self.triple_penalty.smoothness else None
-        energy = torch.neg(unary).flatten(2)
+        energy = negative(unary).flatten(2)
         q = dense_mean_field(energy, pairs.terms(compatibility.to(energy), smooth_weight), self.iterations)
-        return q.clamp_min_(torch.finfo(q.dtype).tiny).log_().view(unary.shape)
+        return log(q).view(unary.shape)
 
     def _update(self, unary: Tensor, t: Tensor, links: Links | None = None) -> Tensor:
         penalty = t if self.label_contexts is None else self.label_contexts(t, links)  # b13, b14

@@ -42,6 +42,19 @@ def exp(x: Tensor) -> Tensor:
     return _over_pixels(np.exp, x, empty(x.shape, x.dtype)) if _ours(x) else x.exp()
 
 
+def log(q: Tensor) -> Tensor:
+    """Logarithms of probabilities, finite also where they are 0. Overwrites q."""
+    smallest = torch.finfo(q.dtype).tiny
+    if not _ours(q) or not q.is_contiguous():
+        return q.clamp_min_(smallest).log_()
+    return _over_pixels(lambda q, out: np.log(np.maximum(q, smallest, out=out), out=out), q, q)
+
+
+def negative(x: Tensor) -> Tensor:
+    """-x: energies from log-probabilities."""
+    return _over_pixels(np.negative, x, empty(x.shape, x.dtype)) if _ours(x) else torch.neg(x)
+
+
 def log_softmax_of_difference(x: Tensor, y: Tensor) -> Tensor:
     """log_softmax(x - y). Without gradients it overwrites y."""
     if not _ours(x, y) or not y.is_contiguous():
