@@ -122,7 +122,9 @@ def test_inputs_need_not_be_contiguous():
 
 
 def test_every_pixel_of_every_strip_is_written(monkeypatch):
-    monkeypatch.setattr(torch, "empty", lambda *size, dtype: torch.full(*size, torch.nan, dtype=dtype))
+    monkeypatch.setattr(
+        "deepmrf.ops.distance.cpu.empty", lambda size, dtype: torch.full(tuple(size), torch.nan, dtype=dtype)
+    )
     q, image = draw(1, 17, 100, 9), draw(1, 3, 100, 9, seed=1)
     out, ungated = IMPLEMENTATION.forward(q, image, WEIGHTS, (5, 5), (1.0, 1.0), True, True)
     got = IMPLEMENTATION.backward(out, ungated, q, image, WEIGHTS, (5, 5), (1.0, 1.0), True, True)

@@ -17,6 +17,11 @@ SIZES = [(1, 1, 1), (2, 3, 5, 7), (1, 21, 90, 95), (2, 2, 3, 40, 50)]
 """One pixel; less than a job; several jobs; volumes."""
 
 
+@pytest.fixture(autouse=True)
+def small_tensors_too(monkeypatch):
+    monkeypatch.setattr("deepmrf.ops.softmax.MIN_NUMBERS", 1)
+
+
 def _inputs(size, dtype):
     torch.manual_seed(0)
     return torch.randn(size, dtype=dtype) * 10, torch.randn(size, dtype=dtype)
@@ -91,11 +96,13 @@ from pathlib import Path
 tasks = lambda: len(list(Path("/proc/self/task").iterdir()))
 torch.set_num_threads(1)
 with torch.no_grad():
-    layer, log_p, image = deepmrf.MeanField(21), torch.randn(1, 21, 64, 64), torch.rand(1, 3, 64, 64)
+    layer, log_p, image = deepmrf.MeanField(21), torch.randn(1, 21, 128, 128), torch.rand(1, 3, 128, 128)
+    photograph = (255 * image).byte()
     layer(log_p, image)  # compilers may start threads
     torch.set_num_threads(2)
     before, ours = tasks(), threading.active_count()
     layer(log_p, image)
+    layer(log_p, photograph)
     print(tasks() - before, threading.active_count() - ours)
 """
 

@@ -4,7 +4,8 @@ PyTorch's own threads wait for more work for some milliseconds after each operat
 kernels need next. So between kernels nothing of PyTorch that has threads should run. Here NumPy computes, on as many
 pixels at a time as the caches hold, and `run_jobs` shares the pixels between threads.
 
-Where a gradient is needed, or the tensors are not plain ones on the CPU, PyTorch computes the same.
+Where a gradient is needed, or the tensors are small or not plain ones on the CPU, PyTorch computes the same: equal but
+for rounding.
 Shapes: (B, L, *S).
 """
 
@@ -23,6 +24,8 @@ from deepmrf.ops.registry import unobserved
 
 NUMBERS_PER_JOB = 1 << 17
 """They stay in the caches of a core."""
+MIN_NUMBERS = 1 << 18
+"""For smaller tensors, PyTorch computes: a step takes a few milliseconds in all."""
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -70,7 +73,7 @@ def log_softmax_of_difference(x: Tensor, y: Tensor) -> Tensor:
 
 def total(x: Tensor) -> float:
     """The sum of all numbers, in any order."""
-    if not _ours(x) or not x.is_contiguous():
+    if not _plain(x) or not x.is_contiguous():
         dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         return float(x.detach().sum(dtype=dtype))
     numbers = x.numpy().reshape(-1)
@@ -80,7 +83,12 @@ def total(x: Tensor) -> float:
 
 
 def _ours(*tensors: Tensor) -> bool:
-    return unobserved(*tensors) and all(x.dtype in (torch.float32, torch.float64) for x in tensors)
+    return all(x.numel() >= MIN_NUMBERS and _plain(x) for x in tensors)
+
+
+def _plain(x: Tensor) -> bool:
+    """Can NumPy compute on it, and nobody watches?"""
+    return x.dtype in (torch.float32, torch.float64) and unobserved(x)
 
 
 def _over_pixels(job: Callable[[Any, Any], Any], x: Tensor, out: Tensor) -> Tensor:

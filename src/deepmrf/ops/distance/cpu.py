@@ -44,9 +44,10 @@ class _Problem:
         self.spacing = (1.0,) * new_axes + tuple(float(s) for s in spacing)
         self.q = _array(q, self.dtype, self.maps_shape)
         wide = torch.float64 if features.dtype == torch.float64 else self.dtype
-        given = features.detach().to(wide).contiguous()
-        self.scale = 1 / 255 if features.dtype == torch.uint8 else 1.0
-        self.features = given.view(images, features.shape[1], *self.maps_shape[2:]).numpy()
+        given, self.scale = features.detach(), 1.0
+        if features.dtype == torch.uint8:  # by NumPy, which wakes no threads of PyTorch
+            given, self.scale = torch.from_numpy(given.numpy().astype(self.q.dtype)), 1 / 255
+        self.features = _array(given, wide, (images, features.shape[1], *self.maps_shape[2:]))
         self.mean = self.features.mean((2, 3), dtype=np.float64) * self.scale
         self.weights = weights.detach().to(torch.float64).numpy()
 
