@@ -20,7 +20,7 @@ demo: $(BIN)/installed  ## segment a cat and an astronaut, layer by layer, or IM
 	$(BIN)/python demo.py $(if $(IMAGE),"$(IMAGE)")
 
 test: $(BIN)/installed  ## run the whole test suite
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 check: $(BIN)/installed  ## lint, format and types
 	$(BIN)/ruff check .
