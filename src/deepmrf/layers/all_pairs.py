@@ -87,15 +87,15 @@ class AllPairs:
         size, batch = image.shape[2:], image.shape[0]
         a, b = (_six_digits(width) for width in widths)
         common: dict[str, Any] = {"reverse": True, "dtype": dtype, "device": image.device, "origin": origin}
-        place = position_features(size, [1 / step for step in spacing], **common)
+        positions = position_features(size, [1 / step for step in spacing], **common)
         unit = 255 if image.dtype == torch.uint8 else 1
         colour = image.to(dtype).flatten(2) / (a * unit)
-        edges = Edges.of(torch.cat([(place / b).expand(batch, -1, -1), colour], dim=1), None, normalize)
+        edges = Edges.of(torch.cat([(positions / b).expand(batch, -1, -1), colour], dim=1), None, normalize)
         if smooth_width is None:
             return cls(edges, None)
         c = _six_digits(smooth_width)
         if needs_gradient(c):
-            return cls(edges, Edges.of((place / c).expand(batch, -1, -1), None, normalize))
+            return cls(edges, Edges.of((positions / c).expand(batch, -1, -1), None, normalize))
         scaled = [float(c) / step for step in spacing]
         lattice = position_lattice(size, scaled, **common)
         return cls(edges, Edges.of(None, lattice, normalize))

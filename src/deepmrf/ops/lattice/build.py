@@ -131,9 +131,9 @@ def enclosing_simplex(lifted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     sides = lifted.shape[1]
     inverse = torch.tensor(1 / sides, dtype=lifted.dtype).item()
-    whole = torch.round(lifted * inverse)
-    origin = whole * sides
-    excess = whole.sum(1, keepdim=True)
+    multiples = torch.round(lifted * inverse)
+    origin = multiples * sides
+    excess = multiples.sum(1, keepdim=True)
     by_offset = torch.sort(lifted - origin, dim=1, descending=True, stable=True).indices
     rank = torch.argsort(by_offset, dim=1) + excess.long()
     wrap = (rank < 0).long() - (rank >= sides).long()

@@ -102,9 +102,9 @@ def _lift(features: Array, first: int, size: int, scales: Array, lifted: Array, 
             excess[p] += np.int32(origin[i, p])
     for i in range(axes + 1):
         for p in range(size):
-            place = rank[i, p] + excess[p]
-            wrap = np.int32(place < 0) - np.int32(place > axes)
-            rank[i, p] = place + wrap * np.int32(axes + 1)
+            moved_rank = rank[i, p] + excess[p]
+            wrap = np.int32(moved_rank < 0) - np.int32(moved_rank > axes)
+            rank[i, p] = moved_rank + wrap * np.int32(axes + 1)
             origin[i, p] = (origin[i, p] + np.float32(wrap)) * sides
 
 

@@ -157,7 +157,7 @@ def join(
 
 
 @compiled
-def place_private(joined: Array, start: int, stop: int, base: int) -> None:
+def number_private_rows(joined: Array, start: int, stop: int, base: int) -> None:
     """Private rows -1, -2, .. become base, base + 1, .."""
     for n in range(start, stop):
         for c in range(joined.shape[1]):

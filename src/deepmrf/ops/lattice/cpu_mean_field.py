@@ -73,7 +73,7 @@ class _Inference:
         self.home = [np.concatenate(h) if h else np.empty(0, np.int32) for h in homes]
         self.private = [base + sum(len(h) for h in self.home[:k]) for k in range(len(self.parts))]
         self.vertices, self.rows = base, base + sum(len(h) for h in self.home)
-        run_jobs(lambda k: kernels.place_private(self.vertex, *self.parts[k], self.private[k]), len(self.parts))
+        run_jobs(lambda k: kernels.number_private_rows(self.vertex, *self.parts[k], self.private[k]), len(self.parts))
 
     def _add(self, term: PairwiseTerm, image: int, base: int, column: int, homes: list[list[Any]]) -> tuple[int, int]:
         """Join a term's lattice to those before it; returns the next free row and column."""

@@ -53,7 +53,7 @@ class Rows:
     def data(self, array_type: Any, value: Any) -> Any:
         return self.context.make_array(array_type)(self.context, self.builder, value).data
 
-    def places(self, data: Any, index: Any, units: int) -> list[Any]:
+    def pointers(self, data: Any, index: Any, units: int) -> list[Any]:
         """Where the vectors of a row are that begins at an index."""
         lanes = _lanes_of(units)
         firsts = [self.builder.add(index, _long(sum(lanes[:k]))) for k in range(len(lanes))]
@@ -64,23 +64,23 @@ class Rows:
         ]
 
     def load(self, data: Any, index: Any, units: int) -> list[Any]:
-        return [self.builder.load(place, align=4) for place in self.places(data, index, units)]
+        return [self.builder.load(pointer, align=4) for pointer in self.pointers(data, index, units)]
 
     def store(self, values: list[Any], data: Any, index: Any) -> None:
         units = sum(v.type.count for v in values) // LANES
-        for value, place in zip(values, self.places(data, index, units), strict=True):
-            self.builder.store(value, place, align=4)
+        for value, pointer in zip(values, self.pointers(data, index, units), strict=True):
+            self.builder.store(value, pointer, align=4)
 
     def fetch(self, data: Any, index: Any, units: int) -> None:
         """Have the vectors brought near from memory."""
-        for place in self.places(data, index, units):
-            self.fetch_place(place)
+        for pointer in self.pointers(data, index, units):
+            self.fetch_pointer(pointer)
 
-    def fetch_place(self, place: Any) -> None:
+    def fetch_pointer(self, pointer: Any) -> None:
         byte = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, _word, _word, _word])
         function = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        self.builder.call(function, [self.builder.bitcast(place, byte), _word(0), _word(3), _word(1)])
+        self.builder.call(function, [self.builder.bitcast(pointer, byte), _word(0), _word(3), _word(1)])
 
     def scalar(self, data: Any, index: Any) -> Any:
         return self.builder.load(self.builder.gep(data, [index]))
@@ -96,13 +96,13 @@ class Rows:
 
     def variables(self, values: list[Any]) -> list[Any]:
         """Vectors that change in a loop."""
-        places = [cgutils.alloca_once(self.builder, v.type) for v in values]
-        for place, value in zip(places, values, strict=True):
-            self.builder.store(value, place)
-        return places
+        pointers = [cgutils.alloca_once(self.builder, v.type) for v in values]
+        for pointer, value in zip(pointers, values, strict=True):
+            self.builder.store(value, pointer)
+        return pointers
 
-    def loaded(self, places: list[Any]) -> list[Any]:
-        return [self.builder.load(place) for place in places]
+    def loaded(self, pointers: list[Any]) -> list[Any]:
+        return [self.builder.load(pointer) for pointer in pointers]
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
         """a * b + c, in one rounding where the processor can."""
@@ -128,7 +128,7 @@ class Rows:
             size //= 2
         return b.extract_element(total, _word(0))
 
-    def place_of(self, vertex: Any, index: Any, width: Any, first: Any) -> Any:
+    def row_start(self, vertex: Any, index: Any, width: Any, first: Any) -> Any:
         """Where the channels, from `first` on, of the vertex at an index are."""
         b = self.builder
         return b.add(b.mul(b.sext(self.scalar(vertex, index), _long), width), first)
@@ -136,11 +136,11 @@ class Rows:
     def over_corners(self, corners: Any, emit: Callable[[Any], None]) -> None:
         """emit(corner) for each, several in a round."""
         b = self.builder
-        whole = b.sub(corners, b.urem(corners, _long(UNROLLED_CORNERS)))
-        with cgutils.for_range_slice(b, _long(0), whole, _long(UNROLLED_CORNERS)) as (corner, _):
+        unrolled = b.sub(corners, b.urem(corners, _long(UNROLLED_CORNERS)))
+        with cgutils.for_range_slice(b, _long(0), unrolled, _long(UNROLLED_CORNERS)) as (corner, _):
             for k in range(UNROLLED_CORNERS):
                 emit(b.add(corner, _long(k)))
-        with cgutils.for_range_slice(b, whole, corners, _long(1)) as (corner, _):
+        with cgutils.for_range_slice(b, unrolled, corners, _long(1)) as (corner, _):
             emit(corner)
 
     def in_blocks(self, width: Any, emit: Callable[[Any, int], None]) -> None:
@@ -196,7 +196,7 @@ def gather(
         def add(corner: Any) -> None:
             index = b.add(at, corner)
             factor = r.scalar(weight, index)
-            for total, value in zip(sums, r.load(rows, r.place_of(vertex, index, width, first), units), strict=True):
+            for total, value in zip(sums, r.load(rows, r.row_start(vertex, index, width, first), units), strict=True):
                 spread = r.spread(factor, value.type.count)
                 b.store(r.multiply_add(spread, value, b.load(total)), total)
 
@@ -220,7 +220,7 @@ def scatter(
         def add(corner: Any) -> None:
             index = b.add(at, corner)
             factor = r.scalar(weight, index)
-            to = r.place_of(vertex, index, width, first)
+            to = r.row_start(vertex, index, width, first)
             pairs = zip(own, r.load(rows, to, units), strict=True)
             r.store([r.multiply_add(r.spread(factor, x.type.count), x, y) for x, y in pairs], rows, to)
 
@@ -281,8 +281,8 @@ def _exp(r: Rows, numbers: list[Any]) -> list[Any]:
     rest = each(lambda x, s: b.fsub(x, b.fsub(s, r.constant(large, x))), scaled, shifted)
 
     def power(s: Any) -> Any:
-        whole = ir.VectorType(_word, s.type.count)
-        return b.bitcast(b.shl(b.bitcast(s, whole), ir.Constant(whole, [23] * s.type.count)), s.type)
+        integers = ir.VectorType(_word, s.type.count)
+        return b.bitcast(b.shl(b.bitcast(s, integers), ir.Constant(integers, [23] * s.type.count)), s.type)
 
     powers = each(power, shifted)
     values = each(lambda x: r.constant(POWER_OF_TWO[0], x), rest)
@@ -301,7 +301,7 @@ def blur_runs(r: Any, rows: Any, runs: Any, start: Any, stop: Any, base: Any, wi
     b = r.builder
 
     def emit(first: Any, units: int) -> None:
-        def place(entry: Any) -> Any:
+        def row_of(entry: Any) -> Any:
             vertex = b.sext(b.xor(entry, b.ashr(entry, _word(31))), _long)  # ~entry if it is below 0
             return b.add(b.mul(b.add(vertex, base), width), first)
 
@@ -309,16 +309,16 @@ def blur_runs(r: Any, rows: Any, runs: Any, start: Any, stop: Any, base: Any, wi
         previous = r.variables(nothing)
         with cgutils.for_range_slice(b, start, stop, _long(1)) as (k, _):
             here, following = r.scalar(runs, k), r.scalar(runs, b.add(k, _long(1)))
-            r.fetch(rows, place(r.scalar(runs, b.add(k, _long(FETCH_AHEAD)))), units)
+            r.fetch(rows, row_of(r.scalar(runs, b.add(k, _long(FETCH_AHEAD)))), units)
             begins = b.icmp_signed("<", here, _word(0))
             ends = b.icmp_signed("<", following, _word(0))
-            own, ahead = r.load(rows, place(here), units), r.load(rows, place(following), units)
+            own, ahead = r.load(rows, row_of(here), units), r.load(rows, row_of(following), units)
             results = []
             for none, old, x, y in zip(nothing, previous, own, ahead, strict=True):
                 sides = b.fadd(b.select(begins, none, b.load(old)), b.select(ends, none, y))
                 results.append(r.multiply_add(r.constant(0.5, x), sides, x))
                 b.store(x, old)
-            r.store(results, rows, place(here))
+            r.store(results, rows, row_of(here))
 
     r.in_blocks(width, emit)
 
@@ -326,4 +326,4 @@ def blur_runs(r: Any, rows: Any, runs: Any, start: Any, stop: Any, base: Any, wi
 @_operation(arrays=1)
 def fetch_number(r: Any, numbers: Any, index: Any) -> None:
     """Have a number of an array brought near from memory."""
-    r.fetch_place(r.builder.gep(numbers, [index]))
+    r.fetch_pointer(r.builder.gep(numbers, [index]))

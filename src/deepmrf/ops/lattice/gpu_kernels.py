@@ -29,13 +29,13 @@ def simplices(features, scales, multipliers, keys, weights, points, total, AXES:
         lifted = (rest - scaled * (AXES - k),) + lifted
         rest = rest + scaled
     lifted = (rest,) + lifted
-    whole = ()
+    multiples = ()
     offset = ()
     excess = tl.zeros((BLOCK,), tl.int32)
     for i in tl.static_range(SIDES):
         x = lifted[i] * inverse
         nearest = tl.where(tl.abs(x) < _MAX_ROUNDED, (x + _ROUNDING) - _ROUNDING, x)
-        whole = whole + (nearest,)
+        multiples = multiples + (nearest,)
         offset = offset + (lifted[i] - nearest * SIDES,)
         excess += nearest.to(tl.int32)
     ranks = ()
@@ -50,7 +50,7 @@ def simplices(features, scales, multipliers, keys, weights, points, total, AXES:
             if j < i:
                 rank += 1 - (offset[j] < offset[i]).to(tl.int32)
         wrap = (rank < 0).to(tl.int32) - (rank >= SIDES).to(tl.int32)
-        origin = (whole[i] + wrap.to(tl.float32)) * SIDES
+        origin = (multiples[i] + wrap.to(tl.float32)) * SIDES
         ranks = ranks + (rank + wrap * SIDES,)
         origins = origins + (origin,)
         if i < AXES:
