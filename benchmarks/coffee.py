@@ -25,6 +25,7 @@ from torch.nn import functional
 
 import deepmrf
 from deepmrf import figures
+from deepmrf.data.colours import distinct_colours
 
 PERSON = [
     *[(22, 512), (25, 470), (20, 400), (24, 350), (35, 310), (45, 270), (60, 245), (85, 228), (112, 210), (114, 190)],
@@ -121,7 +122,7 @@ def main() -> None:
     trained = learn_on_another_photo(arguments.steps, random)
     learned.triple_penalty.load_state_dict(trained.triple_penalty.state_dict())
 
-    colours = figures.palette(len(NAMES))
+    colours = np.array(distinct_colours(len(NAMES)), np.uint8)
     pictures = [("photograph", photo), ("reference", figures.overlay(photo, reference, colours))]
     print(f"{'':34}  pixels right    mean IoU   seconds")
     for name, layer in (

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from deepmrf import figures
-
-
-@pytest.mark.parametrize("labels", [1, 2, 21, 60])
-def test_colours_are_told_apart(labels):
-    colours = figures.palette(labels).astype(int)
-    assert colours.shape == (labels, 3)
-    distance = np.abs(colours[:, None] - colours).sum(-1) + 255 * np.eye(labels, dtype=int)
-    assert distance.min() >= 10
 
 
 def test_overlay_mixes_and_draws_white_borders():

@@ -16,16 +16,6 @@ from PIL import Image, ImageDraw, ImageFont
 from deepmrf.data.files import Bytes
 
 
-def palette(labels: int) -> Bytes:
-    """Return `labels` well separated colours (labels, 3): hues a golden angle apart, at three brightnesses."""
-    colours = []
-    for index in range(labels):
-        hue, value = (index * 0.61803398875 + 0.58) % 1.0, (0.95, 0.7, 0.5)[index % 3]
-        ramp = [abs((hue * 6 + shift) % 6 - 3) - 1 for shift in (0, 4, 2)]
-        colours.append([value * (0.25 + 0.75 * min(max(r, 0.0), 1.0)) for r in ramp])
-    return np.round(255 * np.asarray(colours).reshape(-1, 3)).astype(np.uint8)
-
-
 def overlay(image: Bytes, labels: NDArray[Any], colours: Bytes, opacity: float = 0.55) -> Bytes:
     """Paint the labels over the image, with white lines where the label changes."""
     painted = (1 - opacity) * image + opacity * colours[labels]

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from deepmrf.data import ANIMALS, CAMVID, CITYSCAPES, VOC, LabelSet
+from deepmrf.data.colours import choose_colours
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_round_trip_through_json():
 
 def test_colours_and_void_are_made_up_where_left_out():
     labels = LabelSet.from_dict({"names": ["a", "b"]})
-    assert labels.colours == ((0, 0, 0), (128, 0, 0))
+    assert labels.colours == choose_colours(["a", "b"])
     assert labels.ignore == 255
 
 

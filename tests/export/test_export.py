@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 import deepmrf
 from deepmrf import MeanField, ops, unary
 from deepmrf.cli import app
-from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.colours import distinct_colours
+from deepmrf.data.labels import LabelSet
 from deepmrf.export import check, check_path, export, program
 from deepmrf.export import onnx as onnx_file
 from deepmrf.models.parsing_network import DeepParsingNetwork, write_model

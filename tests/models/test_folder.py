@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from deepmrf import DeepParsingNetwork, MeanField
-from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.colours import distinct_colours
+from deepmrf.data.labels import LabelSet
 from deepmrf.models.folder import CONFIG, WEIGHTS, read_mrf, write_mrf
 from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import read_model, write_model

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.colours import distinct_colours
+from deepmrf.data.labels import LabelSet
 from deepmrf.flow import Flow, estimate
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model, write_model
 

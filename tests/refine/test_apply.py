@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from deepmrf import MeanField
 from deepmrf.cli import app
-from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.colours import distinct_colours
+from deepmrf.data.labels import LabelSet
 from deepmrf.refine.apply import refine
 from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.opening import open_mrf, open_preset, read_label_file

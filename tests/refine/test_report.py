@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from deepmrf import MeanField
-from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.colours import distinct_colours
+from deepmrf.data.labels import LabelSet
 from deepmrf.models.folder import read_mrf
 from deepmrf.refine import fit as fitting
 from deepmrf.refine.fit import fit

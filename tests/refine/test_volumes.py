@@ -15,7 +15,8 @@ from torch.nn import functional
 from deepmrf import MeanField
 from deepmrf.cli import fit as command
 from deepmrf.data import DataError
-from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.colours import distinct_colours
+from deepmrf.data.labels import LabelSet
 from deepmrf.data.volumes import read_volume, unit_range
 from deepmrf.evaluation.dice import mean_dice
 from deepmrf.models.folder import read_mrf

@@ -4,6 +4,7 @@
     image, mask = dataset.read(dataset[0])          # (H, W, 3) and (H, W) of uint8, void is 255
 
 labels       LabelSet: names, colours and the void id; VOC, ANIMALS, CITYSCAPES, CAMVID
+colours      choose_colours: colours that people can tell apart, for labels without them
 files        read image and mask files
 images       as_image: a path, PIL image, array or tensor as RGB
 volumes      read and write NIfTI volumes

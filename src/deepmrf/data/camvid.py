@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from deepmrf.data.colours import Colour
 from deepmrf.data.dataset import Dataset, Item, check_split, lookup_table, need_folder, need_items, sequence_and_frame
 from deepmrf.data.files import VOID, images_in, read_list
-from deepmrf.data.labels import CAMVID, Colour
+from deepmrf.data.labels import CAMVID
 
 PUBLISHED: dict[str, dict[str, Colour]] = {
     "sky": {"Sky": (128, 128, 128)},

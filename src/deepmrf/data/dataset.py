@@ -15,8 +15,9 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from deepmrf.data.colours import Colour
 from deepmrf.data.files import VOID, Bytes, DataError, read_image, read_mask
-from deepmrf.data.labels import Colour, LabelSet
+from deepmrf.data.labels import LabelSet
 
 SPLITS = ("train", "val", "test")
 """The splits that most datasets have."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
-from deepmrf.data.labels import Colour
+from deepmrf.data.colours import Colour
 
 Bytes = NDArray[np.uint8]
 

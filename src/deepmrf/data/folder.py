@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from deepmrf.data.colours import Colour, voc_colours
 from deepmrf.data.dataset import SPLITS, Dataset, Item, lookup_table, need_folder, need_items
 from deepmrf.data.files import SUFFIXES, VOID, DataError, images_in, read_list, read_mask
-from deepmrf.data.labels import Colour, LabelSet, distinct_colours
+from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.writing import write_text
 
@@ -168,5 +169,5 @@ def _inferred(top: Path) -> tuple[LabelSet, NDArray[np.int16]]:
             'write labels.json, for example {"names": ["background", "object"], "ids": [0, 255]}.'
         )
     names = tuple(f"label {label}" for label in range(highest + 1))
-    labels = LabelSet(names, distinct_colours(highest + 1))
+    labels = LabelSet(names, voc_colours(highest + 1))
     return labels, lookup_table({label: label for label in range(highest + 1)})

@@ -9,22 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Colour = tuple[int, int, int]
-
-VOID_COLOUR: Colour = (224, 224, 192)
-"""The colour of void pixels: VOC's cream."""
-
-
-def distinct_colours(count: int) -> tuple[Colour, ...]:
-    """Return colours by VOC's rule: the bits of each id go to red, green and blue in turn, highest first."""
-    colours = []
-    for index in range(count):
-        channels = [0, 0, 0]
-        for bit in range(8):
-            for channel in range(3):
-                channels[channel] |= (index >> (3 * bit + channel) & 1) << (7 - bit)
-        colours.append((channels[0], channels[1], channels[2]))
-    return tuple(colours)
+from deepmrf.data.colours import VOID_COLOUR, Colour, choose_colours, voc_colours
 
 
 @dataclass(frozen=True)
@@ -78,7 +63,7 @@ class LabelSet:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LabelSet:
-        """Invert `to_dict`. Without "colours", use `distinct_colours`; without "ignore", void is 255."""
+        """Invert `to_dict`. Without "colours", use `choose_colours`; without "ignore", void is 255."""
         unknown = sorted(set(values) - {"names", "colours", "ignore"})
         if unknown or "names" not in values:
             problem = f"has the unknown key {unknown[0]!r}" if unknown else "has no 'names'"
@@ -88,7 +73,7 @@ class LabelSet:
             raise ValueError(f"The 'names' of a label set are {names!r}; give a list with one name per label.")
         colours = values.get("colours")
         if colours is None:
-            colours = distinct_colours(len(names))
+            colours = choose_colours(names)
         try:
             triples = tuple(tuple(colour) for colour in colours)
         except TypeError:
@@ -109,7 +94,7 @@ VOC = LabelSet(
         *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
         *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
     ),
-    colours=distinct_colours(21),
+    colours=voc_colours(21),
 )
 
 _ANIMALS = ("background", "cat", "dog", "horse", "cow", "sheep", "person")

@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from deepmrf.data.labels import Colour, LabelSet
+from deepmrf.data.colours import BACKGROUND, Colour
+from deepmrf.data.labels import LabelSet
 from deepmrf.data.writing import replacing
 from deepmrf.figures import overlay
 from deepmrf.predict.notes import FIELD
 
-BACKGROUND = "background"
-"""The label that overlays leave unpainted."""
 ROWS_AT_A_TIME = 512
 """Rows of an overlay to paint at a time: colours are mixed as floats, eight times the image's size."""
 NOTEBOOK_SIDE = 800

@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepmrf.data.colours import Colour, voc_colours
 from deepmrf.data.dataset import lookup_table
 from deepmrf.data.files import VOID, Bytes, DataError, read_mask
 from deepmrf.data.folder import read_labels
-from deepmrf.data.labels import Colour, LabelSet, distinct_colours
+from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.volumes import NiftiVolume, Spacing, read_grid, read_volume_mask
 from deepmrf.refine.decode import read_array, read_ids
@@ -58,7 +59,7 @@ def open_examples(matched: list[MatchedFiles], masks: Path, labels: int | None =
         if (folder / "labels.json").is_file():
             return Examples(matched, *read_labels(folder))
     count = count_labels(files.prediction for files in matched) if labels is None else labels
-    label_set = LabelSet(tuple(f"label {label}" for label in range(count)), distinct_colours(count))
+    label_set = LabelSet(tuple(f"label {label}" for label in range(count)), voc_colours(count))
     lookup = lookup_table({label: label for label in range(count)})
     return Examples(matched, label_set, lookup, labels_counted=labels is None)
 

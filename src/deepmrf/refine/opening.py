@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from deepmrf.data.colours import voc_colours
 from deepmrf.data.folder import labels_file
-from deepmrf.data.labels import LabelSet, distinct_colours
+from deepmrf.data.labels import LabelSet
 from deepmrf.layers import MeanField
 from deepmrf.layers.crf import PRESETS, preset
 from deepmrf.models.folder import read_mrf
@@ -49,7 +50,7 @@ def open_preset(name: str, predictions: Folder, images: Folder, labels: Folder |
         files = [matched.prediction for matched in match_files(predictions, images)[0]]
         label_ids = BINARY if are_binary(files) else None
         count = 2 if label_ids == BINARY else count_labels(files)
-        label_set = LabelSet(tuple(f"label {label}" for label in range(count)), distinct_colours(count))
+        label_set = LabelSet(tuple(f"label {label}" for label in range(count)), voc_colours(count))
     return preset(ALIASES[dims].get(name, name), len(label_set)).eval(), label_set, label_ids
 
 
