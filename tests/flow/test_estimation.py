@@ -96,10 +96,10 @@ def test_estimate_says_what_it_wants(frames, method, message):
 
 
 def test_without_opencv_it_says_what_to_install(tmp_path):
-    (tmp_path / "cv2.py").write_text("raise ImportError")
-    code = "import numpy, deepmrf.flow as f; f.estimate(numpy.zeros((2, 9, 9, 3), 'uint8'))"
+    code = "import sys; sys.modules['cv2'] = None\n"
+    code += "import numpy, deepmrf.flow as f; f.estimate(numpy.zeros((2, 9, 9, 3), 'uint8'))"
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert "ImportError: Optical flow by 'dis' needs OpenCV: pip install opencv-python-headless" in run.stderr
+    assert "ImportError: Optical flow by 'dis' needs opencv-python-headless: pip install 'deepmrf[video]'" in run.stderr
 
 
 def test_importing_flow_brings_no_opencv():

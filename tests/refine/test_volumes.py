@@ -418,7 +418,7 @@ def test_without_nibabel_there_is_one_sentence(folders, tmp_path, monkeypatch, t
     for words in (("fit", *common, "--masks", masks), ("refine", "--preset", "dense-crf", *common)):
         code, text = type_in(*words)
         assert code == 2
-        assert "pip install nibabel" in text
+        assert "pip install 'deepmrf[volumes]'" in text
         assert len(text.strip().splitlines()) == 1
 
 

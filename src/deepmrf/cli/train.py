@@ -59,7 +59,7 @@ def train_command(
             scores = train(loaded, folder, resume, message=bars.rich.console.print, progress=show)
     except KeyboardInterrupt:
         fail(f"Interrupted, continue with: {again}")
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+    except (ValueError, ImportError, FileNotFoundError, FloatingPointError) as error:
         fail(error)
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)

@@ -8,7 +8,6 @@ Smaller objects are drawn over larger ones, crowds are void, and images with few
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from deepmrf.data.dataset import Dataset, Item, need_folder, need_items
+from deepmrf.data.extras import optional
 from deepmrf.data.files import VOID, Bytes, DataError
 from deepmrf.data.labels import VOC
 
@@ -105,11 +105,7 @@ def _annotations(folder: Path, split: str) -> tuple[str, Path]:
 
 def _draw(shape: Any, height: int, width: int, name: str, path: Path) -> Bytes:
     """Draw polygons or run lengths: 1 inside the outline (H, W); `name` is the image, `path` the annotations' file."""
-    try:
-        coco_mask: Any = importlib.import_module("pycocotools.mask")
-    except ImportError:
-        raise ImportError("Drawing COCO's masks needs pycocotools; install it with: pip install pycocotools") from None
-
+    coco_mask = optional("pycocotools.mask", "Masks of COCO need", "coco")
     try:
         if isinstance(shape, list):
             # Fewer than 3 points have no area, and pycocotools takes 2 points for a box.

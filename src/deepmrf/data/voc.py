@@ -68,7 +68,7 @@ def add_sbd(root: str | os.PathLike[str], sbd: str | os.PathLike[str]) -> Path:
     try:
         loadmat: Any = importlib.import_module("scipy.io").loadmat
     except ImportError:
-        raise ImportError("Reading SBD's .mat files needs SciPy; install it with: pip install scipy") from None
+        raise ImportError("Reading SBD's .mat files needs SciPy: pip install scipy") from None
     folder, sbd_folder = _voc_folder(Path(root)), need_folder(Path(sbd), "SBD's cls, train.txt and val.txt")
     need_folder(sbd_folder / "cls", "SBD's .mat files")
     lists, target = folder / "ImageSets" / "Segmentation", folder / "SegmentationClassAug"

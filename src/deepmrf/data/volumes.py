@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepmrf.data.extras import optional
 from deepmrf.data.files import VOID, Bytes, DataError, map_ids, reading
 from deepmrf.data.writing import write_bytes
 
@@ -64,13 +65,7 @@ def volumes_in(folder: Path) -> list[Path]:
 
 
 def _nibabel() -> Any:
-    try:
-        import nibabel
-    except ImportError:
-        raise ImportError(
-            "Reading and writing NIfTI volumes needs nibabel; install it with: pip install nibabel"
-        ) from None
-    return nibabel
+    return optional("nibabel", "NIfTI volumes need", "volumes")
 
 
 def _opened(path: Path, values: bool) -> tuple[Any, NDArray[Any] | None]:

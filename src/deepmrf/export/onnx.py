@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from deepmrf.data.extras import optional
 from deepmrf.export.program import INPUT, OUTPUT, describe, quiet, trace
 from deepmrf.models.parsing_network import DeepParsingNetwork
 
@@ -19,9 +19,8 @@ MAX_FOLDED_VALUES = 2**24
 
 def check_packages() -> None:
     """Raise an ImportError that says what to install, where a package is missing."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ImportError(f"Exporting to ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)}.")
+    for name in PACKAGES:
+        optional(name, "Exporting to ONNX needs", "export")
 
 
 def write_onnx(model: DeepParsingNetwork, path: Path) -> None:

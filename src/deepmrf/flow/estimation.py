@@ -6,7 +6,6 @@ A frame is uint8 RGB (H, W, 3); the flow from one frame to another is (H, W, 2):
 from __future__ import annotations
 
 import hashlib
-import importlib
 import itertools
 import zipfile
 import zlib
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepmrf.data.extras import optional
 from deepmrf.flow.clip import Flow
 
 Array = NDArray[Any]
@@ -73,12 +73,7 @@ def _joined(pairs: Sequence[Array], size: tuple[int, ...]) -> Flow:
 
 
 def _dis(first: Array, second: Array) -> Array:
-    try:
-        cv2: Any = importlib.import_module("cv2")
-    except ImportError:
-        raise ImportError(
-            "Optical flow by 'dis' needs OpenCV: pip install opencv-python-headless, or pass a function as method."
-        ) from None
+    cv2 = optional("cv2", "Optical flow by 'dis' needs", "video")
     height, width = first.shape[:2]
     padding = [(0, max(MIN_SIDE_FOR_DIS - n, 0)) for n in (height, width)]
     frames = [np.ascontiguousarray(frame) for frame in (first, second)]

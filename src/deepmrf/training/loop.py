@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import set_seed
 from torch import Tensor
 
+from deepmrf.data.extras import optional
 from deepmrf.evaluation.evaluate import check_labelled
 from deepmrf.training.batches import clip_source, stage_batches
 from deepmrf.training.loss import class_weights, cross_entropy, lovasz
@@ -63,8 +62,9 @@ def train(
 
 def _new_run(recipe: Recipe, folder: Path, message: Message, progress: TrainProgress) -> Run:
     """Open the data, build the model and check both, before the folder is touched."""
-    accelerator = Accelerator(mixed_precision=recipe.precision)
-    set_seed(recipe.seed)
+    accelerate = optional("accelerate", "Training needs", "train")
+    accelerator = accelerate.Accelerator(mixed_precision=recipe.precision)
+    accelerate.utils.set_seed(recipe.seed)
     torch.backends.cudnn.benchmark = True  # all crops have one size, so the search for the fastest convolution pays
     data, val = open_splits(recipe)
     model = build_model(recipe, data, message).to(accelerator.device)

@@ -15,14 +15,14 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 from torch.optim import Optimizer
 
 from deepmrf.data.dataset import Dataset
+from deepmrf.data.extras import install_line
 from deepmrf.data.progress import Progress
 from deepmrf.data.writing import write_text
 from deepmrf.evaluation.evaluate import evaluate
@@ -35,6 +35,9 @@ from deepmrf.training.clips import ClipSource
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.samples import Images
 from deepmrf.training.start import METRICS_FILE, RECIPE_FILE, STATE_FILE
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 REPORT_EVERY = 10
 """Steps between reports of the loss."""
@@ -82,6 +85,8 @@ class Run:
         if self.accelerator.is_main_process:
             write_text(self.folder / RECIPE_FILE, json.dumps(asdict(self.recipe), indent=1) + "\n")
             self.tensorboard = _tensorboard(self.folder / "tensorboard")
+            if self.tensorboard is None:
+                self.message(f"TensorBoard is not installed, so there are no curves: {install_line('train')}")
 
     def save_model(self) -> None:
         """Write the trained model, with its scores and recipe."""

@@ -9,7 +9,6 @@ its size. Times increase from frame to frame: a time that is missing or too earl
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import time
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from deepmrf.data.extras import optional
 from deepmrf.data.files import Bytes, images_in, one_line, read_image
 from deepmrf.predict.notes import image_key
 
@@ -119,10 +119,7 @@ def open_source(
 
 def import_av() -> Any:
     """Import PyAV, or raise an ImportError that says how to install it."""
-    try:
-        return importlib.import_module("av")
-    except ImportError:
-        raise ImportError("Video files are read and written with PyAV: pip install av.") from None
+    return optional("av", "Video files need", "video")
 
 
 class VideoFile(FrameSource):
@@ -300,10 +297,7 @@ class Camera(FrameSource):
         number = name.removeprefix(CAMERA_PREFIX)
         if not number.isdecimal():
             raise ValueError(f"{name} is no camera: write its number, such as {CAMERA_PREFIX}0.")
-        try:
-            cv2: Any = importlib.import_module("cv2")
-        except ImportError:
-            raise ImportError("Cameras are read with OpenCV: pip install opencv-python-headless.") from None
+        cv2 = optional("cv2", "Cameras need", "video")
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the error below says enough
         self.name, self.stem, self._opened_at = name, f"camera{number}", time.time_ns()
         self._capture = cv2.VideoCapture(int(number))
