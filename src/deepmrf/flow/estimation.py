@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepmrf.data.extras import optional
 from deepmrf.flow.clip import Flow
 
 Array = NDArray[Any]
@@ -73,6 +72,8 @@ def _joined(pairs: Sequence[Array], size: tuple[int, ...]) -> Flow:
 
 
 def _dis(first: Array, second: Array) -> Array:
+    from deepmrf.data.extras import optional  # here, since layers import this module and need no data sets
+
     cv2 = optional("cv2", "Optical flow by 'dis' needs", "video")
     height, width = first.shape[:2]
     padding = [(0, max(MIN_SIDE_FOR_DIS - n, 0)) for n in (height, width)]
