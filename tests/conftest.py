@@ -15,6 +15,7 @@ from deepmrf import ops
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+os.environ["ACCELERATE_USE_CPU"] = "true"  # training on a GPU does not repeat its bits
 
 TOLERANCES = {
     torch.float64: 1e-10,
@@ -28,6 +29,16 @@ TOLERANCES = {
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+ROOMS_THAT_CHOOSE_A_DEVICE = ("cli", "evaluation", "models", "predict", "refine", "training", "video")
+
+
+@pytest.fixture(autouse=True)
+def cpu_by_default(request, monkeypatch):
+    """Hide the GPU from tests of rooms that would choose it: they compare with results of the CPU."""
+    if request.path.parent.name in ROOMS_THAT_CHOOSE_A_DEVICE:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture(params=["cpu", *["cuda"] * torch.cuda.is_available()])

@@ -246,7 +246,7 @@ def test_help_teaches_with_examples(type_in):
 def test_ctrl_c_as_a_user_presses_it(tmp_path, model_folder):
     for number in range(60):
         draw(str(tmp_path / f"in/{number:02}.png"))
-    words = [sys.executable, "-m", "deepmrf", "predict", "in", "-m", str(model_folder), "-o", "out"]
+    words = [sys.executable, "-m", "deepmrf", "predict", "in", "-m", str(model_folder), "-o", "out", "--device", "cpu"]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=alone
@@ -277,7 +277,7 @@ def test_names_that_look_like_markup_or_cannot_be_written(tmp_path, model_folder
     name = "\u043a\u043e\u0442.png"
     picture = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / name)
-    words = [sys.executable, "-m", "deepmrf", "predict", name, "-m", str(folder), "-o", "out"]
+    words = [sys.executable, "-m", "deepmrf", "predict", name, "-m", str(folder), "-o", "out", "--device", "cpu"]
     told = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run(words, cwd=tmp_path, env=told, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -194,8 +194,6 @@ def test_too_many_probabilities_are_refused(model_folder, image, monkeypatch):
     ],
 )
 def test_bad_settings_get_a_sentence(model_folder, options, says):
-    if options.get("device") == "cuda" and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match=says):
         load(model_folder, **options)
 

@@ -244,6 +244,7 @@ def test_a_full_disk_ends_the_file_where_it_is(segmenter, film, pictures, seen, 
 def test_ctrl_c_as_a_user_presses_it(tmp_path, film, pictures, seen, heard, model_folder):
     film("drive.mov", pictures(120, (64, 96)), sound=4.8)
     words = [sys.executable, "-m", "deepmrf", "predict", "drive.mov", "-m", str(model_folder), "--labels", "maps"]
+    words += ["--device", "cpu"]
     process = subprocess.Popen(
         words,
         cwd=tmp_path,
