@@ -110,6 +110,7 @@ COMMANDS = {
     "--device",
     "export": "MODEL --out -o --image --tolerance",
     "bench": "",  # passed on to benchmarks/bench
+    "doctor": "--json",
     "data get": "NAME --to",
     "data check": "NAME PATH --split",
 }

@@ -2,7 +2,7 @@
 
 console       how commands fail, show progress, and print tables and sentences
 process       threads, memory and output of the process, set when a command runs
-predict, video, fit, refine, train, evaluate, calibrate, export, bench, data: one file per command
+predict, video, fit, refine, train, evaluate, calibrate, export, bench, doctor, data: one file per command
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import deepmrf
 from deepmrf.cli.bench import BENCH_HELP, bench_command
 from deepmrf.cli.calibrate import CALIBRATE_HELP, calibrate_command
 from deepmrf.cli.data import data_app
+from deepmrf.cli.doctor import DOCTOR_HELP, doctor_command
 from deepmrf.cli.evaluate import EVALUATE_HELP, evaluate_command
 from deepmrf.cli.export import EXPORT_HELP, export_command
 from deepmrf.cli.fit import FIT_HELP, fit_command
@@ -62,6 +63,7 @@ app.command(
     add_help_option=False,  # the benchmark has a help of its own
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(bench_command)
+app.command(name="doctor", help=DOCTOR_HELP)(doctor_command)
 app.add_typer(data_app, name="data")
 
 __all__ = ["app", "main"]

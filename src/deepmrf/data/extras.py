@@ -23,9 +23,7 @@ class Extra:
 _OPENCV = {"cv2": "opencv-python-headless"}
 EXTRAS = {
     "train": Extra({"accelerate": "accelerate", "tensorboard": "tensorboard", **_OPENCV}, "deepmrf train"),
-    "video": Extra(
-        {"av": "av", **_OPENCV}, "videos and cameras in deepmrf predict, optical flow in deepmrf evaluate --video"
-    ),
+    "video": Extra({"av": "av", **_OPENCV}, "videos and cameras in deepmrf predict, optical flow in deepmrf evaluate"),
     "volumes": Extra({"nibabel": "nibabel"}, "NIfTI volumes in deepmrf fit and deepmrf refine"),
     "export": Extra(
         {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"}, "deepmrf export to .onnx"

@@ -111,6 +111,17 @@ def _cache_class() -> Any:
     return Cache
 
 
+def cache_folder() -> Path | None:
+    """The folder below which compiled kernels lie; None without numba, or where no folder can be written."""
+    if not installed("numba"):
+        return None
+    try:
+        folder = Path(_cache_class()(empty).cache_path)
+    except RuntimeError:
+        return None
+    return folder.parent  # __pycache__ of each operator, or a folder of each operator below a common one
+
+
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """torch.empty for a kernel's result, in large pages.
 
