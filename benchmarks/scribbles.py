@@ -51,7 +51,7 @@ SCALES = (0.5, 2.0)  # at which crops show images; halving is as likely as doubl
 DRAWS = 8  # numbers that decide on a crop: image, scale, row, column, flip, brightness, contrast, saturation
 RATE, ENCODER_RATE, WEIGHT_DECAY, CLIP, AVERAGE_DECAY = 1.5e-3, 0.25, 1e-2, 5.0, 0.995
 RAMP = (0.1, 0.3)  # a CRF loss sets in between these shares of the steps: probabilities mean little before
-CANDIDATES = {"partial": (0.0,), "gated": (0.01, 0.03, 0.1), "dense": (5e-4, 2e-3, 8e-3)}  # weights to choose from
+CANDIDATES = {"partial": (0.0,), "gated": (0.003, 0.01, 0.03), "dense": (1e-4, 5e-4, 2e-3)}  # weights to choose from
 
 
 class Run(NamedTuple):
@@ -244,8 +244,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--runs", nargs="+", default=["*"], help="names of runs, such as 'choose*' 'final dense*'")
     parser.add_argument("--images", type=int, default=2000, help="images of trainaug; a tenth of them is held out")
-    parser.add_argument("--steps", type=int, default=1500, help="of a final run; choosing takes 2/5 of them")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=1200, help="of a final run; choosing takes 2/5 of them")
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--scale", type=float, default=0.5, help="by which DenseCRFLoss shrinks its maps")
     parser.add_argument("--every", type=int, default=1, help="apply a CRF loss at each n-th step, n times as strong")
