@@ -106,8 +106,8 @@ COMMANDS = {
     "calibrate": "MODEL --data --split --temperature -t --device --out -o",
     "fit": "--predictions --images --masks --out -o --folds --kernel --window --contexts --context-size --crop --batch "
     "--penalty-steps --contexts-steps --labels --seed --device",
-    "refine": "MRF --predictions --images --out -o --preset --gt-prob --labels --probabilities --overwrite --workers "
-    "--device",
+    "refine": "MRF --predictions --images --out -o --preset --set --gt-prob --soft-mask --no-soft-mask "
+    "--labels --probabilities --overwrite --workers --device",
     "export": "MODEL --out -o --image --tolerance",
     "bench": "",  # passed on to benchmarks/bench
     "doctor": "--json",

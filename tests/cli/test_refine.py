@@ -6,12 +6,13 @@ import re
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter
 from typer.testing import CliRunner
 
 from deepmrf.cli import app
-from deepmrf.cli.refine import PRESET_LINES
+from deepmrf.cli.refine import PRESET_FIELDS
 from deepmrf.layers.crf import PRESETS
+from deepmrf.refine.presets import PARAMETERS, preset_values
 
 
 def type_in(*words):
@@ -48,13 +49,75 @@ def test_a_folder_of_masks(folders):
     assert "0 refined, 3 there already" in type_in("--preset", "maskcut", *options)[1]
 
 
-def test_the_help_lists_every_preset_with_its_settings():
+def test_the_help_says_what_every_preset_is_for():
     text = type_in("--help")[1]
-    for name, settings in PRESETS.items():
-        numbers = ["/".join(map(str, settings[key])) for key in ("smooth", "pairs")]
-        assert PRESET_LINES[name][0] == ", ".join([*numbers, str(settings["iterations"])])
-        assert f"{name}: {PRESET_LINES[name][0]}. {PRESET_LINES[name][1]}." in text
-    assert set(PRESET_LINES) == set(PRESETS)
+    for name, field in PRESET_FIELDS.items():
+        assert f"{name}: {field}." in text
+    assert list(PRESET_FIELDS) == list(PRESETS)
+
+
+@pytest.mark.parametrize("word", ["list", "help"])
+def test_a_table_of_presets_with_the_meaning_of_its_rows(word):
+    code, text = type_in("--preset", word)  # without the options that are required else
+    assert code == 0
+    lines = {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:7]}
+    assert list(lines) == list(PARAMETERS)
+    for column, (_name, settings) in enumerate(PRESETS.items()):
+        numbers = [*settings["smooth"], *settings["pairs"], settings["iterations"]]
+        assert [float(lines[key][column]) for key in PARAMETERS] == numbers
+    for key, meaning in PARAMETERS.items():
+        assert f"{key:<14}  {meaning}" in text
+
+
+def test_set_changes_the_numbers_of_a_preset(folders):
+    path, _, options = folders
+    assert type_in("--preset", "voc", *options, "--probabilities", "npy")[0] == 0
+    usual = np.load(path / "out" / "0.npy")
+    values = preset_values("voc")
+    same = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    assert type_in("--preset", "voc", *options, "--probabilities", "npy", "--overwrite", *same)[0] == 0
+    assert np.array_equal(np.load(path / "out" / "0.npy"), usual)
+    changed = ("--set", "appearance=0.001", "--set", "smoothness=0", "--set", "iterations=1")
+    assert type_in("--preset", "voc", *options, "--overwrite", *changed)[0] == 0
+    for number in range(3):  # such a CRF changes nothing
+        mask = np.asarray(Image.open(path / "masks" / f"{number}.png"))
+        assert np.array_equal(np.asarray(Image.open(path / "out" / f"{number}.png")), mask)
+
+
+def save_soft(path, truth, blur=2.0):
+    for number in range(3):
+        mask = Image.fromarray(truth).filter(ImageFilter.GaussianBlur(blur))
+        mask.save(path / "masks" / f"{number}.png")
+
+
+def test_grey_masks_are_soft_masks(folders):
+    path, truth, options = folders
+    save_soft(path, truth)
+    code, text = type_in("--preset", "saliency", *options)
+    assert code == 0, text
+    assert "read as soft masks, grey is the probability of the foreground." in text
+    for file in (path / "out").iterdir():
+        result = np.asarray(Image.open(file))
+        assert set(np.unique(result)) == {0, 255}
+        assert (result == truth).mean() > 0.99
+    text = type_in("--preset", "voc", *options, "--overwrite", "--gt-prob", 0.9)[1]
+    assert "grey is the probability of the foreground, right with probability 0.9 at most." in text
+
+
+def test_what_grey_masks_are_can_be_said(folders):
+    path, truth, options = folders
+    assert "read as soft masks" in type_in("--preset", "saliency", *options, "--soft-mask")[1]  # of 0 and 255 alone
+    for number in range(3):
+        Image.fromarray((truth > 0).astype(np.uint8) * 3).save(path / "masks" / f"{number}.png")
+    text = type_in("--preset", "saliency", *options, "--no-soft-mask", "--overwrite")[1]
+    assert "read as label ids" in text
+    (path / "labels.json").write_text('{"names": ["ground", "thing"]}')
+    save_soft(path, truth)
+    words = ("--labels", path / "labels.json", "--soft-mask", "--overwrite")
+    assert type_in("--preset", "saliency", *options, *words)[0] == 0
+    assert set(np.unique(np.asarray(Image.open(path / "out" / "0.png")))) == {0, 1}
+    (path / "labels.json").write_text('{"names": ["ground", "thing", "other"]}')
+    assert "Soft masks have two labels" in type_in("--preset", "saliency", *options, *words)[1]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +127,14 @@ def test_the_help_lists_every_preset_with_its_settings():
         (("somewhere", "--preset", "voc"), "Give either"),
         (("--preset", "magic"), "There is no preset 'magic': choose one of voc, irn, deeplab"),
         (("--preset", "medical3d"), "medical3d is for volumes"),
+        (("--preset", "voc", "--set", "color_width=5"), "no parameter 'color_width': choose from smooth_width, smooth"),
+        (("--preset", "voc", "--set", "colour_width"), "--set colour_width has no value: write --set key=value"),
+        (("--preset", "voc", "--set", "colour_width=red"), "--set colour_width=red is no number"),
+        (("--preset", "voc", "--set", "colour_width=0.05"), "colour_width=0.05 is below 1, and it is of 255"),
+        (("--preset", "voc", "--set", "iterations=1.5"), "iterations=1.5 must be a whole number"),
+        (("--preset", "voc", "--set", "appearance=-1"), "appearance=-1 must be at least 0"),
+        (("--preset", "voc", "--set", "position_width=0"), "position_width=0.0 must be positive"),
+        (("somewhere", "--set", "iterations=2"), "--set is for a preset"),
         (("--preset", "voc", "--gt-prob", 0), "gt_prob=0.0 must lie above 0.5"),
         (("--preset", "voc", "--gt-prob", 1), "gt_prob=1.0 must lie above 0.5"),
         (("--preset", "voc", "--workers", 0), "workers=0 must be at least 1"),
@@ -87,6 +158,19 @@ def test_empty_masks_give_one_sentence(folders, value, shown):
     code, text = type_in("--preset", "voc", *options)
     assert code == 2
     assert text.strip() == f"The predictions show {shown} labels, but at least 2 are needed; check what they hold."
+
+
+def test_labels_painted_for_the_eye_ask_for_their_ids(folders):
+    path, truth, options = folders
+    painted = truth.copy()
+    painted[:5], painted[35:] = 85, 170
+    for number in range(3):
+        Image.fromarray(painted).save(path / "masks" / f"{number}.png")
+    code, text = type_in("--preset", "voc", *options)
+    assert code == 2
+    assert 'give a labels.json with "ids": [0, 85, 170, 255] and as many "names"' in text
+    (path / "labels.json").write_text('{"names": ["a", "b", "c", "d"], "ids": [0, 85, 170, 255]}')
+    assert type_in("--preset", "voc", *options, "--labels", path / "labels.json")[0] == 0
 
 
 def test_masks_of_another_size_are_named(folders):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from deepmrf.layers.crf import PRESETS
+from deepmrf.refine.presets import PARAMETERS, preset_values
 
 TEXT = (Path(__file__).parents[2] / "docs" / "densecrf.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.S)
@@ -21,4 +22,16 @@ def test_the_blocks_run_and_agree():
 
 def test_presets_of_the_text_exist():
     for name in re.findall(r"--preset (\w+)", TEXT):
-        assert name in PRESETS
+        assert name in [*PRESETS, "list"]
+
+
+def test_the_table_of_presets():
+    rows = {
+        cells[1].strip("` "): cells[2:-2]
+        for cells in (line.split("|") for line in TEXT.splitlines())
+        if len(cells) == 10
+    }
+    assert [name.strip() for name in rows[""]] == list(PRESETS)
+    for key, meaning in PARAMETERS.items():
+        assert [float(number) for number in rows[key]] == [preset_values(name)[key] for name in PRESETS]
+        assert f"| {meaning} |" in TEXT

@@ -148,6 +148,17 @@ def split_scales(inputs: Sequence[str], scales: Sequence[str]) -> tuple[list[str
     return [text for text in inputs if text not in numbers], [float(word) for word in words] or [1.0]
 
 
+def split_settings(settings: Sequence[str] | None, example: str) -> dict[str, str]:
+    """{key: value} of the words "key=value" that --set gave."""
+    values = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            fail(f"--set {setting} has no value: write --set key=value, such as --set {example}.")
+        values[key.strip()] = value.strip()
+    return values
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)

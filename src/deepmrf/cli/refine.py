@@ -9,25 +9,26 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import Bars, say, sentences, warn
+from deepmrf.cli.console import Bars, say, sentences, split_settings, table, warn
 
-PRESET_LINES = {
-    "voc": ("3/3, 80/13/10, 10", "pydensecrf's own example: CAMs and pseudo-labels of weak supervision"),
-    "irn": ("3/3, 50/5/10, 10", "pseudo-labels of IRN and the methods after it"),
-    "deeplab": ("1/3, 67/3/4, 10", "semantic segmentation networks such as DeepLab"),
-    "maskcut": ("3/7, 50/5/10, 10", "unsupervised masks: MaskCut, TokenCut"),
-    "saliency": ("3/3, 60/5/5, 1", "salient objects"),
-    "medical3d": ("1/3, 5/25/5, 5", "volumes, widths in mm"),
+PRESET_FIELDS = {
+    "voc": "CAMs and pseudo-labels of weak supervision; pydensecrf's own example",
+    "irn": "pseudo-labels of IRN and the methods after it",
+    "deeplab": "semantic segmentation networks such as DeepLab",
+    "maskcut": "unsupervised masks: MaskCut, TokenCut",
+    "saliency": "salient objects",
+    "medical3d": "NIfTI volumes",
 }
-"""Settings and field of each preset, repeated so that --help need not import PyTorch; a test holds them equal."""
+"""What each preset is for, without importing PyTorch; a test compares the names with those of the library."""
 
 REFINE_HELP = """Sharpen saved predictions with an MRF, and write label maps as PNG, of NIfTI volumes as .nii.gz.
 
-Predictions lie as for [bold]deepmrf fit[/bold]; masks of 0 and 255 are read and written as binary masks. Where a
-labels.json gave the masks other ids than 0, 1, 2 ..., label maps are read and written with those ids.
+Predictions lie as for [bold]deepmrf fit[/bold]. Masks of 0 and 255 are read and written as binary masks; grey masks are
+read as soft ones, the probability of the foreground. Where a labels.json gave the masks other ids than 0, 1, 2 ...,
+label maps are read and written with those ids.
 
-[bold]Presets[/bold]: dense CRFs with the settings of a field, which need no training. The numbers: position
-width/weight, then position width/colour width/weight of pairs of similar colour, then iterations.
+[bold]Presets[/bold]: dense CRFs with the settings of a field, which need no training. [cyan]--preset list[/cyan] shows
+their numbers and what these mean, --set changes them.
 
 PRESETS
 [bold]Examples[/bold]
@@ -36,11 +37,28 @@ PRESETS
 
 [cyan]deepmrf refine --preset voc --predictions predictions --images images -o refined[/cyan]: no training.
 
+[cyan]deepmrf refine --preset voc --set colour_width=5 --predictions predictions --images images -o refined[/cyan]
+
 [cyan]deepmrf refine --preset maskcut --predictions masks --images images -o refined --gt-prob 0.7[/cyan]: plain masks.
-""".replace(
-    "PRESETS\n",
-    "".join(f"[cyan]{name}[/cyan]: {numbers}. {field}.\n\n" for name, (numbers, field) in PRESET_LINES.items()),
-)
+""".replace("PRESETS\n", "".join(f"[cyan]{name}[/cyan]: {field}.\n\n" for name, field in PRESET_FIELDS.items()))
+
+
+def _list_presets(name: str) -> str:
+    """For --preset list: print the presets and exit, whatever other options there are."""
+    if name not in ("list", "help"):
+        return name
+    from deepmrf.refine.presets import PARAMETERS, preset_values
+
+    console = Console()
+    rows = [(key, *[f"{preset_values(preset)[key]:g}" for preset in PRESET_FIELDS]) for key in PARAMETERS]
+    console.print(table(("", *PRESET_FIELDS), rows))
+    for lines in (PARAMETERS, PRESET_FIELDS):
+        say("", console)
+        for key, meaning in lines.items():
+            say(f"{key:<14}  {meaning}", console)
+    say("", console)
+    say("--set changes a number of a preset, such as --preset voc --set colour_width=5.", console)
+    raise typer.Exit
 
 
 def refine_command(
@@ -48,10 +66,25 @@ def refine_command(
     images: Annotated[Path, typer.Option(help="Folder of the images.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the results into.")],
     mrf: Annotated[Path | None, typer.Argument(help="Folder that deepmrf fit wrote.")] = None,
-    preset: Annotated[str, typer.Option(help=f"Instead of a folder: {', '.join(PRESET_LINES)}.")] = "",
+    preset: Annotated[
+        str,
+        typer.Option(
+            callback=_list_presets, is_eager=True, help=f"Instead of a folder: {', '.join(PRESET_FIELDS)}; or list."
+        ),
+    ] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=NUMBER", help="Change a number of the preset; may be repeated."),
+    ] = None,
     gt_prob: Annotated[
         float | None,
         typer.Option(show_default="0.9", help="Probability that label maps and masks without a confidence are right."),
+    ] = None,
+    soft_mask: Annotated[
+        bool | None,
+        typer.Option(
+            show_default="found out", help="Predictions are grey masks, value / 255 is the foreground's probability."
+        ),
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="A labels.json with names and colours, for a preset.")] = None,
     probabilities: Annotated[str, typer.Option(help="Also write float16 probabilities: npy or npz.")] = "",
@@ -71,10 +104,12 @@ def refine_command(
 
         if (mrf is None) == (not preset):
             raise ValueError("Give either a folder that deepmrf fit wrote, or a preset, such as --preset voc.")
-        if mrf is not None and labels is not None:
-            raise ValueError(f"--labels is for a preset, and {mrf} has labels of its own: leave --labels out.")
+        for option, value in {"--labels": labels, "--set": settings, "--soft-mask": soft_mask}.items():
+            if mrf is not None and value not in (None, []):
+                raise ValueError(f"{option} is for a preset, and {mrf} has what was learned: leave {option} out.")
         chosen_device(device)  # before the files are read
-        opened = open_preset(preset, predictions, images, labels) if mrf is None else open_mrf(mrf)
+        changes = _numbers(settings)
+        opened = open_mrf(mrf) if mrf else open_preset(preset, predictions, images, labels, changes, soft_mask)
         model, label_set, label_ids = opened
         with Bars(console) as bars:
             report = refine(
@@ -98,3 +133,14 @@ def refine_command(
     say(f"{counts}: {out}.{kinds}{ids}", console)
     if report.failed:
         raise typer.Exit(1)
+
+
+def _numbers(settings: list[str] | None) -> dict[str, float]:
+    """The numbers that --set gave, by name."""
+    numbers = {}
+    for name, text in split_settings(settings, "colour_width=5").items():
+        try:
+            numbers[name] = float(text)
+        except ValueError:
+            raise ValueError(f"--set {name}={text} is no number: write one such as {name}=5.") from None
+    return numbers

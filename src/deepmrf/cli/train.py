@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import Bars, fail, percent, say, table
+from deepmrf.cli.console import Bars, fail, percent, say, split_settings, table
 
 TRAIN_HELP = """Train a Deep Parsing Network by a recipe: the paper's four stages, one after the other.
 
@@ -50,7 +50,7 @@ def train_command(
     repeated = [word for setting in settings or [] for word in ("--set", setting)]
     again = _as_command("deepmrf", "train", str(recipe), "-o", str(folder), "--resume", *repeated)
     try:
-        loaded = read_recipe(recipe, _overrides(settings or []))
+        loaded = read_recipe(recipe, split_settings(settings, "seed=1"))
         with Bars(console, keep=True) as bars:
 
             def show(name: str, done: int, total: int, values: dict[str, float]) -> None:
@@ -71,17 +71,6 @@ def train_command(
     title = f"{recipe.stem}, {loaded.data.val_split}, seed {loaded.seed}"
     console.print(table(("after stage", "mIoU", "pixels", "TA", "LA", "BA"), rows, title))
     say(f"The model is in {folder / 'model'}.", console)
-
-
-def _overrides(settings: list[str]) -> dict[str, str]:
-    """{key: value} of "key=value" words."""
-    overrides = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            fail(f"--set {setting} has no value: write --set key=value, such as --set seed=1.")
-        overrides[key.strip()] = value.strip()
-    return overrides
 
 
 def _as_command(*words: str) -> str:

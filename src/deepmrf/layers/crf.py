@@ -35,14 +35,18 @@ width of 255, weight). Widths are in pixels, or in the unit of `spacing`: millim
 
 def preset(name: str, labels: int, **changes: Any) -> MeanField:
     """Build the dense CRF of that name, with these settings of dense_crf changed."""
+    return dense_crf(labels, **(preset_settings(name) | changes))
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """The settings of dense_crf that make up the preset of that name."""
     if name not in PRESETS:
         raise ValueError(f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.")
     settings = dict(PRESETS[name])
     smooth_width, smoothness = settings.pop("smooth")
     position_width, colour_width, appearance = settings.pop("pairs")
     settings |= {"smooth_width": smooth_width, "smoothness": smoothness, "position_width": position_width}
-    settings |= {"colour_width": colour_width / 255, "appearance": appearance}
-    return dense_crf(labels, **(settings | changes))
+    return settings | {"colour_width": colour_width / 255, "appearance": appearance}
 
 
 def dense_crf(

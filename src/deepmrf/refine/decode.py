@@ -244,6 +244,12 @@ def read_confidence(path: Path) -> NDArray[np.float32]:
     return (values / np.iinfo(values.dtype).max).astype(np.float32)
 
 
+def read_mode(path: Path) -> str:
+    """Pillow's name of what the numbers of a picture are: "L" for grey, "P" for a palette."""
+    with decoded(path, MAX_PIXELS) as picture:
+        return picture.mode
+
+
 def _read_picture(path: Path, modes: Sequence[str], needed: str) -> Array:
     with decoded(path, MAX_PIXELS) as picture:
         if picture.mode not in modes:

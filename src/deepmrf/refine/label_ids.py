@@ -20,11 +20,17 @@ class LabelIds:
     """One id of 0 to 255 per label."""
     void: tuple[int, ...] = (VOID,)
     """The ids that stand for no label."""
+    soft: bool = False
+    """Predictions are soft masks of two labels, see soft_masks.py; results hold the ids."""
 
     def __post_init__(self) -> None:
         for value in (*self.ids, *self.void):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
                 raise ValueError(f"The id {value!r} of a label is no whole number of 0 to 255; correct it.")
+        if self.soft and len(self.ids) != 2:
+            raise ValueError(
+                f"Soft masks have two labels, but there are {len(self.ids)} ids; give labels of two names."
+            )
         if len({*self.ids, *self.void}) != len(self.ids) + len(self.void):
             raise ValueError(f"The ids {self.ids} and {self.void} of labels and void repeat; give each its own.")
 
@@ -59,3 +65,5 @@ class LabelIds:
 
 BINARY = LabelIds((0, 255), ())
 """Of masks that hold 0 for the background and 255 for the foreground."""
+SOFT = LabelIds((0, 255), (), soft=True)
+"""Of soft masks, whose results hold 0 and 255."""

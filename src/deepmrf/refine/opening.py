@@ -5,20 +5,20 @@ Both come with their labels, and with the ids of these in label maps where they 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deepmrf.data.colours import voc_colours
 from deepmrf.data.folder import labels_file
 from deepmrf.data.labels import LabelSet
 from deepmrf.layers import MeanField
-from deepmrf.layers.crf import PRESETS, preset
 from deepmrf.models.folder import read_mrf
-from deepmrf.refine.label_ids import BINARY, LabelIds
+from deepmrf.refine.label_ids import BINARY, SOFT, LabelIds
 from deepmrf.refine.matching import count_dims, match_files
-from deepmrf.refine.predictions import Folder, are_binary, count_labels
-
-ALIASES = {2: {"dense-crf": "voc"}, 3: {"dense-crf": "medical3d"}}
-"""Other names of presets, for images and for volumes."""
+from deepmrf.refine.predictions import Folder, PredictionFiles, are_binary, count_labels
+from deepmrf.refine.presets import build_preset, check_preset
+from deepmrf.refine.soft_masks import are_soft, check_not_painted
 
 OpenedMRF = tuple[MeanField, LabelSet, LabelIds | None]
 
@@ -30,28 +30,43 @@ def open_mrf(folder: Folder) -> OpenedMRF:
     return mean_field, LabelSet.from_dict(config["labels"]), ids
 
 
-def open_preset(name: str, predictions: Folder, images: Folder, labels: Folder | None = None) -> OpenedMRF:
+def open_preset(
+    name: str,
+    predictions: Folder,
+    images: Folder,
+    labels: Folder | None = None,
+    changes: Mapping[str, float] | None = None,
+    soft: bool | None = None,
+) -> OpenedMRF:
     """A dense CRF with the settings of that name.
 
     labels: a labels.json; without it there are as many labels as the predictions show, and masks that hold 0 and 255
-    alone are binary.
+    alone are binary. changes: values of presets.PARAMETERS that replace the preset's. soft: are the predictions soft
+    masks? None finds out, unless there is a labels.json.
     """
-    dims = count_dims(images)
-    settings = PRESETS.get(ALIASES[dims].get(name, name))
-    if settings is None:
-        raise ValueError(f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.")
-    if settings.get("dims", 2) != dims:
-        others = ", ".join(other for other in PRESETS if PRESETS[other].get("dims", 2) == dims)
-        kind, needed = ("volumes", "images") if dims == 2 else ("images", "volumes")
-        raise ValueError(f"The preset {name} is for {kind}, but {images} holds {needed}: choose one of {others}.")
+    chosen = check_preset(name, count_dims(images), images)
+    build_preset(chosen, 2, changes or {})  # before files are read
     if labels is not None:
         label_set, label_ids = read_label_file(labels)
+        if soft:
+            label_ids = replace(label_ids or LabelIds(tuple(range(len(label_set)))), soft=True)
     else:
         files = [matched.prediction for matched in match_files(predictions, images)[0]]
-        label_ids = BINARY if are_binary(files) else None
-        count = 2 if label_ids == BINARY else count_labels(files)
+        label_ids = _ids_shown(files, soft)
+        count = count_labels(files) if label_ids is None else 2
         label_set = LabelSet(tuple(f"label {label}" for label in range(count)), voc_colours(count))
-    return preset(ALIASES[dims].get(name, name), len(label_set)).eval(), label_set, label_ids
+    return build_preset(chosen, len(label_set), changes or {}), label_set, label_ids
+
+
+def _ids_shown(predictions: Sequence[PredictionFiles], soft: bool | None) -> LabelIds | None:
+    """The ids of binary and of soft masks; None for other predictions."""
+    if soft or (soft is None and are_soft(predictions)):
+        return SOFT
+    if are_binary(predictions):
+        return BINARY
+    if soft is None:
+        check_not_painted(predictions)
+    return None
 
 
 def read_label_file(path: Folder) -> tuple[LabelSet, LabelIds | None]:

@@ -5,6 +5,7 @@
     DIR/STEM_ID.png                         the same, all in one folder
     DIR/STEM.png, DIR/STEM_confidence.png   a map of label ids (255: unknown), and how sure it is; CONFIDENCE if absent
                                             or a binary mask, 0 and 255, where all of the folder are such
+                                            or a soft mask (soft_masks.py)
 
 Predictions of volumes (NIfTI):
 
@@ -44,6 +45,7 @@ from deepmrf.refine.decode import (
     read_ids,
 )
 from deepmrf.refine.label_ids import BINARY, LabelIds
+from deepmrf.refine.soft_masks import open_soft_mask
 
 _CONFIDENCE_ENDING = "_confidence"
 
@@ -133,6 +135,8 @@ def open_prediction(
     names: of the labels, for pictures that are named after them. label_ids: for label maps, and for pictures that are
     named after ids. gt_prob: the probability of the label that a label map without a confidence names; None: 0.9.
     """
+    if label_ids is not None and label_ids.soft:
+        return open_soft_mask(files, gt_prob)
     ids = _read_label_map(files)
     if ids is not None:
         ids = ids if label_ids is None else label_ids.to_labels(ids, files.path)
