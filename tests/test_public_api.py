@@ -70,11 +70,11 @@ PARAMETERS = {
     "Segmentation.__contains__": "self name",
     "Segmentation.summary": "self",
     "Segmentation.totals": "self",
-    "Segmentation.overlay": "self opacity longest",
+    "Segmentation.overlay": "self opacity longest legend",
     "Segmentation.mask": "self",
     "Segmentation.save": "self path",
     "Segmentation.save_labels": "self path note",
-    "Segmentation.save_overlay": "self path longest",
+    "Segmentation.save_overlay": "self path longest legend",
     "data.open_data": "spec split",
     "export.export": "model path images tolerance",
     "flow.estimate": "frames method",
@@ -85,7 +85,7 @@ PARAMETERS = {
     "ops.label_contexts": "t weight bias contexts",
     "unary.build": "name labels options",
     "unary.wrap": "module labels mean std value_range output multiple",
-    "video.record": "segmenter source out labels flow consistency max_frames fps overwrite resume progress",
+    "video.record": "segmenter source out labels flow consistency max_frames fps legend overwrite resume progress",
     "video.segment_video": "segmenter source flow consistency max_frames fps",
 }
 """Callable of deepmrf: names of its parameters, in their order."""
@@ -99,8 +99,8 @@ PROPERTIES = {
 
 COMMANDS = {
     "predict": "INPUTS --out -o --model -m --scales --flip --tile --size --device --batch --overlay --no-overlay "
-    "--probabilities --overwrite --recursive -r --json --max-pixels --labels --frames-as-video --fps --max-frames "
-    "--flow --consistency",
+    "--legend --no-legend --probabilities --overwrite --recursive -r --json --max-pixels --labels --frames-as-video "
+    "--fps --max-frames --flow --consistency",
     "train": "RECIPE --out -o --set --resume",
     "evaluate": "MODELS --data --split --scales --flip --stages --video --device --out -o",
     "calibrate": "MODEL --data --split --temperature -t --device --out -o",

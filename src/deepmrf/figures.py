@@ -1,4 +1,4 @@
-"""Figures: label maps in colour over their image, and pictures side by side.
+"""Figures: label maps in colour over their image, with a legend, and pictures side by side.
 
 Images are numpy arrays (H, W, 3) of uint8, label maps (H, W) of ints.
 """
@@ -13,18 +13,89 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from deepmrf.data.colours import Colour
 from deepmrf.data.files import Bytes
 
+LegendEntry = tuple[str, Colour | None]
+"""A text and the colour before it; None for what is not painted."""
+MIN_FONT_SIZE, FONT_SIZE_BY_SIDE = 12, 0.02
+"""Pixels of a legend's letters: at least so many, and this part of the picture's longer side."""
+MAX_LEGEND_BY_HEIGHT, MIN_ROWS_ALLOWED = 0.5, 12
+"""A legend below a picture has at most this part of its height, but may always have so many rows."""
+FALLBACK_FONTS = (
+    *("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "arial.ttf", "NotoSansCJK-Regular.ttc"),
+    *("PingFang.ttc", "msyh.ttc", "Nirmala.ttf"),
+)
+"""Fonts to look for on the system where a text has letters beyond ASCII, which is all that Pillow's own font has."""
 
-def overlay(image: Bytes, labels: NDArray[Any], colours: Bytes, opacity: float = 0.55) -> Bytes:
-    """Paint the labels over the image, with white lines where the label changes."""
+
+def overlay(image: Bytes, labels: NDArray[Any], colours: Bytes, opacity: float = 0.55, line: int = 1) -> Bytes:
+    """Paint the labels over the image, with white lines, `line` pixels wide, where the label changes."""
     painted = (1 - opacity) * image + opacity * colours[labels]
     edge = np.zeros(labels.shape, dtype=bool)
-    edge[:, 1:] |= labels[:, 1:] != labels[:, :-1]
-    edge[1:] |= labels[1:] != labels[:-1]
+    for distance in range(1, line + 1):
+        edge[:, distance:] |= labels[:, distance:] != labels[:, :-distance]
+        edge[distance:] |= labels[distance:] != labels[:-distance]
     painted[edge] = 255
     picture: Bytes = np.round(painted).astype(np.uint8)
     return picture
+
+
+def legend(size: tuple[int, int], entries: Sequence[LegendEntry]) -> Image.Image:
+    """Draw a sheet with room for a picture of (width, height) at its top left, and the entries below or beside it.
+
+    The legend lies where it makes the sheet larger by less. Of too many entries, the last are counted: "+ 12 more".
+    """
+    width, height = size
+    font_size = max(MIN_FONT_SIZE, round(FONT_SIZE_BY_SIDE * max(size)))
+    line, gap = round(1.6 * font_size), round(0.6 * font_size)
+    fonts = {text: _font_for(text, font_size) for text, _ in entries}
+    widths = [math.ceil(fonts[text].getlength(text)) + font_size + 5 * gap // 2 for text, _ in entries]
+    cell = max(widths, default=0)
+    columns = len(entries) if sum(widths) + gap <= width else max(1, (width - gap) // max(cell, 1))
+    rows = math.ceil(len(entries) / max(columns, 1))
+    below = max(width, cell + gap if columns == 1 else 0), height + rows * line + gap
+    beside = width + cell + gap, height
+    if len(entries) * line + gap <= height and math.prod(beside) < math.prod(below):
+        sheet_size, left, top, columns = beside, width, 0, 1
+    else:
+        max_rows = max(MIN_ROWS_ALLOWED, int(MAX_LEGEND_BY_HEIGHT * height / line))
+        entries, rows = _first(entries, max_rows * columns), min(rows, max_rows)
+        sheet_size, left, top = (below[0], height + rows * line + gap), 0, height
+    sheet = Image.new("RGB", sheet_size, "white")
+    draw = ImageDraw.Draw(sheet)
+    steps = np.cumsum([0, *widths]) if columns == len(entries) else np.arange(columns) * cell
+    for index, (text, colour) in enumerate(entries):
+        x = left + gap + int(steps[index % columns])
+        y = top + gap // 2 + (index // columns) * line + line // 2
+        half = font_size // 2
+        if text in fonts:
+            draw.rectangle((x, y - half, x + font_size, y + half), colour or "white", (110, 110, 110), font_size // 12)
+            x += font_size + 2 * gap // 3
+        draw.text((x, y), text, (20, 20, 20), fonts.get(text) or ImageFont.load_default(font_size), anchor="lm")
+    return sheet
+
+
+def _first(entries: Sequence[LegendEntry], count: int) -> Sequence[LegendEntry]:
+    if len(entries) <= count:
+        return entries
+    return [*entries[: count - 1], (f"+ {len(entries) - count + 1} more", None)]
+
+
+def _font_for(text: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """A font that has the letters of a text, if there is one."""
+    font = ImageFont.load_default(size)
+    if text.isascii():
+        return font
+    for name in FALLBACK_FONTS:
+        try:
+            other = ImageFont.truetype(name, size)
+        except OSError:
+            continue
+        missing = bytes(other.getmask("\uffff"))
+        if all(letter.isascii() or bytes(other.getmask(letter)) != missing for letter in text):
+            return other
+    return font
 
 
 def panels(

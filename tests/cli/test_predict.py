@@ -64,7 +64,13 @@ def test_one_picture(type_in):
     with Image.open("segmented/cat.png") as made:
         assert (made.mode, made.size) == ("P", (60, 40))
     with Image.open("segmented/cat_overlay.jpg") as made:
+        assert made.width >= 60
+        assert made.height > 40  # the legend
+    result = type_in("predict", "cat.jpg", "--no-legend")  # the overlay is another one
+    assert "Wrote" in result.stdout
+    with Image.open("segmented/cat_overlay.jpg") as made:
         assert made.size == (60, 40)
+    assert "1 there already" in type_in("predict", "cat.jpg", "--no-legend").stdout
 
 
 @pytest.mark.parametrize(

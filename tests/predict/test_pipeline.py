@@ -201,6 +201,19 @@ def test_a_second_run_does_what_is_left(draw, segmenter, model_folder):
     assert len(segment_images(flipped, found, Path("out")).done) == 1
 
 
+def test_another_legend_is_another_overlay(draw, segmenter):
+    draw("in/x.jpg")
+    found, _ = find_images(["in"])
+    segment_images(segmenter, found, Path("out"))
+    labels = Path("out/x.png").read_bytes()
+    assert len(segment_images(segmenter, found, Path("out"), Options(legend=False)).done) == 1
+    assert len(segment_images(segmenter, found, Path("out"), Options(legend=False)).skipped) == 1
+    assert len(segment_images(segmenter, found, Path("out"), Options(overlay=False)).skipped) == 1
+    assert Path("out/x.png").read_bytes() == labels, "label maps do not know of legends"
+    with Image.open("out/x_overlay.jpg") as picture:
+        assert picture.size == (12, 9)
+
+
 def test_images_are_never_overwritten(draw, segmenter):
     draw("x.png", "y.jpg")
     with pytest.raises(ValueError, match=r"x\.png is one of the images"):

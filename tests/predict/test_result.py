@@ -78,6 +78,21 @@ def test_overlay_in_bands_is_the_whole(monkeypatch):
     np.testing.assert_array_equal(np.array(found.overlay()), whole)
 
 
+def test_overlay_with_a_legend():
+    found = segmentation(200, 300)
+    shown = found.overlay(legend=True)
+    assert shown.width == 300
+    assert shown.height > 200
+    np.testing.assert_array_equal(np.array(shown)[:200], np.array(found.overlay()))
+    assert found.legend_entries() == [("background  50%", None), ("cat  50%", ANIMALS.colours[CAT])]
+
+
+def test_lines_of_large_overlays_are_wider(monkeypatch):
+    monkeypatch.setattr(result, "SIDE_BY_LINE", 4)
+    monkeypatch.setattr(result, "ROWS_AT_A_TIME", 2)
+    assert (np.array(segmentation(8, 9).overlay()) == 255).all(-1).sum(1).tolist() == [3] * 8
+
+
 def test_overlay_can_be_small():
     assert segmentation(60, 200).overlay(longest=50).size == (50, 15)
     assert segmentation(60, 200).overlay(longest=500).size == (200, 60)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("plain_torch")
 def test_a_video_with_sound(type_in, film, pictures, seen, heard, segmenter):
     frames, times = pictures(8, (33, 47)), [0, 3, 4, 9, 10, 12, 13, 20]
     film("drive.mov", frames, times, sound=1.0)
-    text = type_in("drive.mov", "-o", "out.mp4", "--overlay")
+    text = type_in("drive.mov", "-o", "out.mp4", "--overlay", "--no-legend")
     assert text.splitlines()[0].split() == ["class", "pixels", "confidence", "frames"]
     assert "Wrote out.mp4 (8 frames)." in text
     decoded, times_read = seen("out.mp4")
@@ -36,6 +36,19 @@ def test_a_video_with_sound(type_in, film, pictures, seen, heard, segmenter):
     assert heard("out.mp4") == heard("drive.mov")
     expected = np.asarray(segmenter(frames[2]).overlay()).astype(int)
     assert abs(decoded[2, :33, :47] - expected).mean() < 12  # encoded, and colour at half the size
+
+
+def test_the_legend_is_the_same_in_every_frame(type_in, film, pictures, seen, segmenter):
+    frames = pictures(8, (48, 160))
+    film("drive.mov", frames)
+    type_in("drive.mov", "-o", "out.mp4")
+    decoded, _ = seen("out.mp4")
+    assert decoded.shape[1] > 48 or decoded.shape[2] > 160
+    legend = np.array(decoded).astype(int)
+    legend[:, :48, :160] = 0
+    assert (abs(legend - legend[0]) > 60).mean() < 1e-3  # but for what the encoder does
+    for colour in segmenter.labels.colours[1:]:
+        assert (abs(legend[0] - colour).max(-1) < 40).sum() > 40, colour  # of every class, in the frame or not
 
 
 def test_where_results_go(type_in, film):

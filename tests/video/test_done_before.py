@@ -180,6 +180,17 @@ def test_a_file_that_cannot_be_opened(type_in, film):
     assert "folder.mp4 is a folder: give a video" in type_in("drive.mov", "-o", "folder.mp4", code=1)
 
 
+def test_another_legend_is_another_video(type_in, film, tmp_path):
+    film("drive.mov")
+    type_in("drive.mov", "-o", "out.mp4", "--labels", "maps")
+    maps = contents(tmp_path / "maps")
+    assert "is there already" in type_in("drive.mov", "-o", "out.mp4")
+    text = type_in("drive.mov", "-o", "out.mp4", "--no-legend", code=1)
+    assert "out.mp4 exists, and is not of this video by this model with these settings" in text
+    type_in("drive.mov", "-o", "plain.mp4", "--labels", "maps", "--no-legend")  # label maps have no legend
+    assert contents(tmp_path / "maps") == maps
+
+
 @pytest.mark.parametrize("name", ["out.mp4", "out.mkv"])
 def test_what_was_killed_is_done_again(type_in, film, pictures, segmenter, monkeypatch, seen, name):
     film("drive.mov", pictures(60, (32, 48)))
@@ -193,12 +204,12 @@ def test_what_was_killed_is_done_again(type_in, film, pictures, segmenter, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "write", copied)
-        record(segmenter, "drive.mov", name)
+        record(segmenter, "drive.mov", name, legend=False)
     assert not part.exists()
     Path(name).unlink()
     shutil.copy("killed", part)
     assert 0 < len(seen(part)[0]) < 60
-    assert "(60 frames)" in type_in("drive.mov", "-o", name)
+    assert "(60 frames)" in type_in("drive.mov", "-o", name, "--no-legend")
     assert len(seen(name)[0]) == 60
     assert not part.exists()
 

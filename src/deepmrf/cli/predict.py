@@ -93,6 +93,9 @@ def predict_command(
     ] = None,
     batch: Annotated[int, typer.Option(help="Images of equal size to compute together; helps GPUs.")] = 1,
     overlay: Annotated[bool, typer.Option(help="Write the image with its labels painted over it.")] = True,
+    legend: Annotated[
+        bool, typer.Option(help="Draw the classes and their colours below or beside overlays and videos.")
+    ] = True,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Also write NAME.npz: every label's probability, float16.")
     ] = False,
@@ -137,11 +140,11 @@ def predict_command(
             size=size,
             max_pixels=MAX_PIXELS if max_pixels is None else max_pixels,
         )
-        options = video.VideoOptions(overlay, labels, frames, fps, max_frames, flow, consistency, probabilities)
+        options = video.VideoOptions(overlay, labels, frames, fps, max_frames, flow, consistency, probabilities, legend)
         inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options)
         _check_out(inputs, out)
         with Bars(console) as bars:
-            written = Options(overlay, probabilities, overwrite, batch)
+            written = Options(overlay, probabilities, overwrite, batch, legend)
             report = segment_files(segmenter, inputs, out, written, bars.progress("images"), recursive)
         if summary is not None:
             _write_json(report, summary, model or ["animals"], videos)

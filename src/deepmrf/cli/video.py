@@ -37,6 +37,8 @@ class VideoOptions:
     """Measure temporal consistency also for models of single frames."""
     probabilities: bool = False
     """Given, but only possible for images."""
+    legend: bool = True
+    """Draw the classes and their colours below or beside the frames."""
 
 
 def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[str] = ()) -> None:
@@ -90,6 +92,7 @@ def predict_video(
                 flow=None if options.flow == "none" else "dis",
                 consistency=options.consistency,
                 max_frames=options.max_frames,
+                legend=options.legend,
                 overwrite=overwrite,
                 resume=not overwrite,
                 progress=bars.progress(Path(source.name).name, "frames"),

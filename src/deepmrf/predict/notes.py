@@ -94,9 +94,20 @@ def has_content(path: Path) -> bool:
     return path.exists() and (not path.is_file() or path.stat().st_size > 0)
 
 
-def _is_overlay(path: Path) -> bool:
+def overlay_comment(legend: bool) -> str:
+    """The comment of an overlay with or without a legend."""
+    return f"{FIELD} legend" if legend else FIELD
+
+
+def is_overlay(path: Path, legend: bool) -> bool:
+    """Did deepmrf write this overlay, with or without a legend?"""
+    return _is_overlay(path) and _is_overlay(path, overlay_comment(True)) == legend
+
+
+def _is_overlay(path: Path, comment: str = FIELD) -> bool:
+    """Did deepmrf write this overlay, with a comment that begins so? Reads its first bytes alone."""
     with suppress(OSError), open(path, "rb") as file:
-        return b"\xff\xfe" in (head := file.read(HEADER_BYTES)) and FIELD.encode() in head
+        return b"\xff\xfe" in (head := file.read(HEADER_BYTES)) and comment.encode() in head
     return False
 
 

@@ -24,7 +24,7 @@ from deepmrf.data.progress import Progress, no_progress
 from deepmrf.ops.jobs import compiled_before
 from deepmrf.predict.ahead import WorkQueue
 from deepmrf.predict.files import ImageFile, ResultFiles, check_targets, find_images, output_folder
-from deepmrf.predict.notes import Note, image_key, not_ours, read_note
+from deepmrf.predict.notes import Note, image_key, is_overlay, not_ours, read_note
 from deepmrf.predict.report import ImageReport, PredictReport
 from deepmrf.predict.result import Segmentation, class_shares
 from deepmrf.predict.segmenter import Segmenter
@@ -53,6 +53,8 @@ class Options:
     """Segment again what is done, and replace other files."""
     batch: int = 1
     """Images of one size to compute together."""
+    legend: bool = True
+    """Draw a legend below or beside the overlay."""
 
 
 def segment_files(
@@ -181,6 +183,8 @@ class _Pipeline:
         except OSError:
             return False
         present = set(files.beside()) <= set(note.beside) and all(file.is_file() for file in files.all())
+        if files.overlay is not None and not is_overlay(files.overlay, self.options.legend):
+            return False
         if not same or not present or not len(note.pixels) == len(note.confidences) == len(self.report.names):
             return False
         pixels, sums = np.array(note.pixels, np.int64), np.array(note.confidences)
@@ -229,7 +233,7 @@ class _Pipeline:
             self.pixels_in_memory -= job.pixels
             return self._fail(job.path, error)
         for (job, _), result in zip(group, results, strict=True):
-            self.writing.put(job, _write, job, result, self.segmenter.identity)
+            self.writing.put(job, _write, job, result, self.segmenter.identity, self.options.legend)
 
     def _finish_oldest(self) -> None:
         """Wait until the oldest result is written, and report it."""
@@ -265,10 +269,10 @@ class _Pipeline:
         self.progress(len(report.done) + len(report.earlier) + len(report.failed), self.total)
 
 
-def _write(job: _Job, result: Segmentation, identity: str) -> _Written:
+def _write(job: _Job, result: Segmentation, identity: str, legend: bool) -> _Written:
     """Write the files of one image, the label map last: where it is, all is."""
     if job.files.overlay is not None:
-        result.save_overlay(job.files.overlay)
+        result.save_overlay(job.files.overlay, legend=legend)
     if job.files.probabilities is not None:
         result.save(job.files.probabilities)
     pixels, sums = result.totals()

@@ -11,27 +11,29 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from deepmrf.data.colours import BACKGROUND, Colour
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.writing import replacing
-from deepmrf.figures import overlay
-from deepmrf.predict.notes import FIELD
+from deepmrf.figures import LegendEntry, legend, overlay
+from deepmrf.predict.notes import FIELD, overlay_comment
 
 ROWS_AT_A_TIME = 512
 """Rows of an overlay to paint at a time: colours are mixed as floats, eight times the image's size."""
 NOTEBOOK_SIDE = 800
 """Pixels of the longer side of the image in a notebook."""
+SIDE_BY_LINE = 1000
+"""Lines between labels are one pixel wide, and one more for every so many pixels of the longer side."""
 
 
 class ClassShare(NamedTuple):
@@ -101,20 +103,29 @@ class Segmentation:
             sums += np.bincount(labels, self.confidence[top : top + ROWS_AT_A_TIME].ravel(), minlength=count)
         return pixels, sums
 
-    def overlay(self, opacity: float = 0.55, longest: int | None = None) -> Image.Image:
-        """The image with its labels painted over it; `longest` shrinks a larger one to that many pixels a side."""
+    def overlay(self, opacity: float = 0.55, longest: int | None = None, legend: bool = False) -> Image.Image:
+        """The image with its labels painted over it; `longest` shrinks a larger one to that many pixels a side.
+
+        legend: add a strip below or beside the picture, with the colours and shares of its classes, largest first.
+        """
         if not 0 <= opacity <= 1:
             raise ValueError(f"opacity={opacity!r} must be from 0, the image alone, to 1, the labels alone.")
         image, labels = self._shrunk(longest)
         colours, void = self.label_set.palette(), self.names.index(BACKGROUND) if BACKGROUND in self.names else -1
-        painted = np.empty_like(image)
+        painted, line = np.empty_like(image), 1 + max(labels.shape) // SIDE_BY_LINE
         for top in range(0, len(image), ROWS_AT_A_TIME):
-            end, above = top + ROWS_AT_A_TIME, max(0, top - 1)  # the row above, for the line between the two
+            end, above = top + ROWS_AT_A_TIME, max(0, top - line)  # the rows above, for the line between the two
             rows = slice(top, end)
-            band = overlay(image[above:end], labels[above:end], colours, opacity)[top - above :]
+            band = overlay(image[above:end], labels[above:end], colours, opacity, line)[top - above :]
             plain = (labels[rows] == void) & ~(band == 255).all(-1)
             painted[rows] = np.where(plain[..., None], image[rows], band)
-        return Image.fromarray(painted)
+        picture = Image.fromarray(painted)
+        return with_legend(picture, self.legend_entries()) if legend else picture
+
+    def legend_entries(self) -> list[LegendEntry]:
+        """(name and share, colour) of the classes in the image, the largest first."""
+        colours = legend_colours(self.label_set)
+        return [(f"{c.name}  {_percent(c.share)}", colours[c.name]) for c in self.summary()]
 
     def _shrunk(self, longest: int | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         height, width = self.labels.shape
@@ -164,10 +175,11 @@ class Segmentation:
         with replacing(path) as file:
             self.mask().save(file, format="PNG", pnginfo=text)
 
-    def save_overlay(self, path: Path, longest: int | None = 4096) -> None:
-        """The overlay as JPEG, at most `longest` pixels a side: larger ones few programs open."""
+    def save_overlay(self, path: Path, longest: int | None = 4096, legend: bool = True) -> None:
+        """The overlay as JPEG, the image at most `longest` pixels a side: larger ones few programs open."""
         with replacing(path) as file:
-            self.overlay(longest=longest).save(file, format="JPEG", quality=92, comment=FIELD)
+            picture = self.overlay(longest=longest, legend=legend)
+            picture.save(file, format="JPEG", quality=92, comment=overlay_comment(legend))
 
     def __repr__(self) -> str:
         height, width = self.labels.shape
@@ -177,7 +189,7 @@ class Segmentation:
     def _repr_png_(self) -> bytes:
         """The overlay with a legend, for notebooks."""
         buffer = io.BytesIO()
-        legend(self.overlay(longest=NOTEBOOK_SIDE), self).save(buffer, format="PNG")
+        self.overlay(longest=NOTEBOOK_SIDE, legend=True).save(buffer, format="PNG")
         return buffer.getvalue()
 
 
@@ -218,28 +230,17 @@ class ClassTotals:
         return [(share, images[share.name]) for share in class_shares(self.names, self.pixels, self.confidences)]
 
 
-def legend(picture: Image.Image, result: Segmentation) -> Image.Image:
-    """The picture with a strip below it: colours, names and shares of the classes."""
-    font, line, gap = ImageFont.load_default(size=14), 24, 8
-    entries: list[tuple[str, Any, int]] = []
-    for name, share, _ in result.summary():
-        text = f"{name} {_percent(share)}"
-        entries.append((text, result.colours[result.names.index(name)], int(font.getlength(text)) + 22 + 2 * gap))
-    width = max([picture.width, *[length for *_, length in entries]])
-    corners, x, y = [], gap, 0
-    for *_, length in entries:
-        if x + length > width and x > gap:
-            x, y = gap, y + line
-        corners.append((x, y))
-        x += length
-    sheet = Image.new("RGB", (width, picture.height + y + line + gap), "white")
-    sheet.paste(picture, (0, 0))
-    draw = ImageDraw.Draw(sheet)
-    for (text, colour, _), (left, below) in zip(entries, corners, strict=True):
-        top = picture.height + gap + below
-        draw.rectangle((left, top, left + 14, top + 14), fill=colour, outline="black")
-        draw.text((left + 20, top - 1), text, fill="black", font=font)
+def with_legend(picture: Image.Image, entries: Sequence[LegendEntry]) -> Image.Image:
+    """The picture with a legend below or beside it."""
+    sheet = legend(picture.size, entries)
+    sheet.paste(picture)
     return sheet
+
+
+def legend_colours(labels: LabelSet) -> dict[str, Colour | None]:
+    """The colour of each name in a legend; None for the background, which overlays leave unpainted."""
+    pairs = zip(labels.names, labels.colours, strict=True)
+    return {name: None if name == BACKGROUND else colour for name, colour in pairs}
 
 
 def _percent(share: float) -> str:

@@ -4,6 +4,8 @@ A video is recorded as NAME.part.mp4, which becomes NAME.mp4 when it is finished
 interrupted. Its comment, and the text in its label maps, identifies what wrote it:
 
     deepmrf MODEL FLOW SOURCE NAME [max_frames=N]      # MODEL and SOURCE are hashes, NAME is the source's file name
+
+The FLOW of a video with a legend is written FLOW+legend.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ class ExistingFileError(ValueError):
     """A file is in the way that no recording with the same settings has written."""
 
 
-def note_of(segmenter: Segmenter, source: FrameSource, flow: Method | None) -> str:
-    """The text that identifies model, settings and source of a recording."""
+def note_of(segmenter: Segmenter, source: FrameSource, flow: Method | None, legend: bool = False) -> str:
+    """The text that identifies model, settings and source of a recording; `legend` is of its video alone."""
     name = os.fsencode(Path(source.name).name).decode(errors="replace")
     method = flow if isinstance(flow, str | None) else "custom"
-    return f"deepmrf {segmenter.identity} {method} {source.key()} {name}"
+    return f"deepmrf {segmenter.identity} {method}{'+legend' * legend} {source.key()} {name}"
 
 
 def comment_of(note: str, max_frames: int | None) -> str:
@@ -65,16 +67,18 @@ def check_out(path: Path, source: FrameSource) -> None:
         raise ValueError(f"{path} is a folder: give a video file, such as out.mp4.")
 
 
-def done_before(path: Path, labels: Path | None, note: str, max_frames: int | None, consistency: bool) -> Done:
+def done_before(
+    path: Path, labels: Path | None, video_note: str, note: str, max_frames: int | None, consistency: bool
+) -> Done:
     """What earlier recordings have finished; raises ExistingFileError if another file would be replaced."""
     if has_content(path):
-        earlier = _read_earlier(path, note)
+        earlier = _read_earlier(path, video_note)
         if earlier.complete or (max_frames is not None and earlier.frames >= max_frames):
             frames = earlier.frames if max_frames is None else min(earlier.frames, max_frames)
             has_labels = labels is None or sum(is_label_map(file, note) for file in labels.glob("*.png")) >= frames
             return "all" if has_labels and not consistency else "overlay"
     if has_content(part_of(path)):
-        _read_earlier(part_of(path), note)
+        _read_earlier(part_of(path), video_note)
     return "nothing"
 
 

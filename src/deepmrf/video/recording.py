@@ -12,15 +12,19 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from deepmrf.data.progress import Progress, no_progress
+from deepmrf.figures import LegendEntry
+from deepmrf.figures import legend as legend_sheet
 from deepmrf.flow.estimation import Method
 from deepmrf.predict.ahead import Behind
+from deepmrf.predict.result import legend_colours
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.clock import Clock
 from deepmrf.video.earlier import (
@@ -54,12 +58,14 @@ def record(
     consistency: bool = False,
     max_frames: int | None = None,
     fps: float = DEFAULT_FPS,
+    legend: bool = True,
     overwrite: bool = False,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> VideoReport:
     """Segment a video; write it with its labels to `out`, and one label map (PNG) per frame to the folder `labels`.
 
+    legend: add a strip below or beside the frames, with the colours of all classes of the model in every frame.
     Until it is finished, the video is NAME.part.mp4. `out` is replaced if it exists. resume: leave alone what earlier
     calls have finished, do again what was interrupted, and raise ExistingFileError if `out` is any other file.
     Other files in `labels` are replaced only with `overwrite`. For the other options see `segment_video`.
@@ -72,17 +78,18 @@ def record(
     if path is not None:
         encoder_for(path)
     stream = segment_video(segmenter, source, flow=flow, consistency=consistency, max_frames=max_frames, fps=fps)
-    note = note_of(segmenter, stream.source, flow)
+    note, video_note = (note_of(segmenter, stream.source, flow, with_legend) for with_legend in (False, legend))
     report = VideoReport(segmenter.labels.names, path, folder)
     if path is not None:
         check_out(path, stream.source)
         if resume and not overwrite:
-            report.done_before = done_before(path, folder, note, max_frames, consistency)
+            report.done_before = done_before(path, folder, video_note, note, max_frames, consistency)
         if report.done_before == "all":
             return report
     if folder is not None:
         check_label_maps(folder, stream.source, max_frames, None if overwrite else note)
-    _write_all(stream, _Sink(report, stream, note, overwrite), progress or no_progress)
+    entries = list(legend_colours(segmenter.labels).items()) if legend else []
+    _write_all(stream, _Sink(report, stream, note, video_note, entries, overwrite), progress or no_progress)
     return report
 
 
@@ -134,10 +141,20 @@ def _missing(stream: Stream, sink: _Sink) -> int:
 class _Sink:
     """Paints, encodes, saves and counts the frames of a stream."""
 
-    def __init__(self, report: VideoReport, stream: Stream, note: str, overwrite: bool) -> None:
+    def __init__(
+        self,
+        report: VideoReport,
+        stream: Stream,
+        note: str,
+        video_note: str,
+        legend_entries: Sequence[LegendEntry],
+        overwrite: bool,
+    ) -> None:
         self.report, self.source, self.max_frames = report, stream.source, stream.max_frames
-        self.note, self.overwrite, self.clock = note, overwrite, Clock()
+        self.note, self.video_note, self.legend_entries = note, video_note, legend_entries
+        self.overwrite, self.clock = overwrite, Clock()
         self.writer: Writer | None = None
+        self.sheet: Image.Image | None = None
         self.first = self.last = Fraction(0)
         self.longest_gap = 0
 
@@ -148,9 +165,10 @@ class _Sink:
             if report.labels is not None and not self.overwrite:
                 check_label_map(report.labels / f"{frame.name}.png", self.note)
             if report.path is not None and report.done_before == "nothing":
+                picture = np.asarray(self._with_legend(result.overlay()))
                 if self.writer is None:
-                    self.writer = self._open_writer(report.path, result.labels.shape)
-                self.writer.write(np.asarray(result.overlay()), frame.time)
+                    self.writer = self._open_writer(report.path, picture.shape)
+                self.writer.write(picture, frame.time)
             if report.labels is not None:
                 result.save_labels(report.labels / f"{frame.name}.png", self.note)
             pixels, confidences = result.totals()
@@ -160,6 +178,15 @@ class _Sink:
         self.longest_gap = max(self.longest_gap, self._frames_until(frame.time))
         self.last = frame.time
         report.frames += 1
+
+    def _with_legend(self, picture: Image.Image) -> Image.Image:
+        """The frame on a sheet with the legend, which is drawn once and the same in every frame."""
+        if not self.legend_entries:
+            return picture
+        if self.sheet is None:
+            self.sheet = legend_sheet(picture.size, self.legend_entries)
+        self.sheet.paste(picture)
+        return self.sheet
 
     def _frames_until(self, time: Fraction) -> int:
         """The number of frames that fit between the last frame and a time."""
@@ -182,7 +209,7 @@ class _Sink:
             time_base=source.time_base,
             sound=source.sound,
             aspect=source.aspect,
-            note=comment_of(self.note, self.max_frames),
+            note=comment_of(self.video_note, self.max_frames),
         )
         self.report.silent = writer.silent
         return writer
