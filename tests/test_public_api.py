@@ -12,8 +12,8 @@ import deepmrf
 from deepmrf.cli import app
 
 NAMES = {
-    "deepmrf": "DeepParsingNetwork LabelContexts MeanField Segmentation Segmenter TriplePenalty crf_rnn dense_crf load "
-    "ops",
+    "deepmrf": "DeepParsingNetwork LabelContexts LabelSet MeanField Segmentation Segmenter TriplePenalty crf_rnn "
+    "dense_crf load ops",
     "deepmrf.data": "ANIMALS CAMVID CITYSCAPES VOC Augment DataError DataReport Dataset Item LabelSet add_sbd animals "
     "camvid check cityscapes coco folder get open_data synthetic voc write_folder",
     "deepmrf.densecrf": "CONST_KERNEL DIAG_KERNEL FULL_KERNEL NORMALIZE_AFTER NORMALIZE_BEFORE NORMALIZE_SYMMETRIC "
@@ -24,7 +24,7 @@ NAMES = {
     "deepmrf.losses": "DenseCRFLoss GatedCRFLoss",
     "deepmrf.ops": "distance_penalty gaussian_blur gaussian_penalty label_contexts local_sum low_rank_contexts "
     "separate strided_contexts use",
-    "deepmrf.unary": "VGG16 Fast Loaded Strong Volume Wrapped build wrap",
+    "deepmrf.unary": "VGG16 Fast Loaded Strong Volume Wrapped build from_smp from_torchvision from_transformers wrap",
     "deepmrf.video": "ExistingFileError Frame FrameResult FrameSource Stream VideoReport Writer open_source record "
     "segment_video",
 }
@@ -53,7 +53,7 @@ PARAMETERS = {
     "dense_crf": "labels dims window iterations appearance colour_width position_width smoothness smooth_width "
     "normalize features spacing learn",
     "crf_rnn": "labels iterations learn settings",
-    "load": "name more device scales flip tile size max_pixels",
+    "load": "name more device scales flip tile size max_pixels network",
     "Segmenter": "models device scales flip tile size max_pixels",
     "Segmenter.__call__": "self image probabilities",
     "Segmenter.batch": "self images probabilities",
@@ -84,6 +84,9 @@ PARAMETERS = {
     "ops.gaussian_penalty": "q features weights bandwidths window spacing gate frame",
     "ops.label_contexts": "t weight bias contexts",
     "unary.build": "name labels options",
+    "unary.from_smp": "model options",
+    "unary.from_torchvision": "model options",
+    "unary.from_transformers": "model processor options",
     "unary.wrap": "module labels mean std value_range output multiple",
     "video.record": "segmenter source out labels flow consistency max_frames fps legend overwrite resume progress",
     "video.segment_video": "segmenter source flow consistency max_frames fps",
@@ -100,15 +103,15 @@ PROPERTIES = {
 COMMANDS = {
     "predict": "INPUTS --out -o --model -m --scales --flip --tile --size --device --batch --overlay --no-overlay "
     "--legend --no-legend --probabilities --overwrite --recursive -r --json --max-pixels --labels --frames-as-video "
-    "--fps --max-frames --flow --consistency",
-    "train": "RECIPE --out -o --set --resume",
-    "evaluate": "MODELS --data --split --scales --flip --stages --video --device --out -o",
-    "calibrate": "MODEL --data --split --temperature -t --device --out -o",
+    "--fps --max-frames --flow --consistency --network",
+    "train": "RECIPE --out -o --set --resume --network",
+    "evaluate": "MODELS --data --split --scales --flip --stages --video --device --out -o --network",
+    "calibrate": "MODEL --data --split --temperature -t --device --out -o --network",
     "fit": "--predictions --images --masks --out -o --folds --kernel --window --contexts --context-size --crop --batch "
     "--penalty-steps --contexts-steps --labels --seed --device",
     "refine": "MRF --predictions --images --out -o --preset --set --gt-prob --soft-mask --no-soft-mask "
     "--labels --probabilities --overwrite --workers --device",
-    "export": "MODEL --out -o --image --tolerance",
+    "export": "MODEL --out -o --image --tolerance --network",
     "bench": "",  # passed on to benchmarks/bench
     "doctor": "--json",
     "data get": "NAME --to",

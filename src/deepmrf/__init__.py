@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepmrf import ops
+    from deepmrf.data.labels import LabelSet
     from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, crf_rnn, dense_crf
     from deepmrf.models.parsing_network import DeepParsingNetwork
     from deepmrf.predict.result import Segmentation
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DeepParsingNetwork",
     "LabelContexts",
+    "LabelSet",
     "MeanField",
     "Segmentation",
     "Segmenter",
@@ -51,6 +53,7 @@ __all__ = [
     "ops",
 ]
 _HOMES = {
+    "data.labels": ("LabelSet",),
     "layers": ("LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf"),
     "models.parsing_network": ("DeepParsingNetwork",),
     "predict.result": ("Segmentation",),

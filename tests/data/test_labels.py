@@ -46,7 +46,7 @@ def test_palette_can_be_indexed_by_any_mask():
         ({"names": ["a", " "]}, "' ' is empty"),
         ({"names": ["a", 3]}, "3 is empty, repeated or no"),
         ({"names": "cat"}, "give a list"),
-        ({"names": ["a"], "colours": []}, "1 names but 0 colours"),
+        ({"names": ["a", "b"], "colours": [[0, 0, 0]]}, "2 names but 1 colours"),
         ({"names": ["a"], "colours": [[1, 2]]}, "colour of 'a' is"),
         ({"names": ["a"], "colours": [[1, 2, 256]]}, "ints of 0 to 255"),
         ({"names": ["a"], "colours": [7]}, "'colours' of a label set are"),
@@ -67,3 +67,13 @@ def test_other_labels_are_named():
         labels.check_same("a", VOC, "b", "match them")
     with pytest.raises(ValueError, match=r"\(label 1 is 'dog', not 'lynx'\)"):
         labels.check_same("a", LabelSet.from_dict({"names": ["cat", "lynx"]}), "b", "match them")
+
+
+def test_names_alone_will_do():
+    labels = LabelSet(["background", "cat"])
+    assert labels.names == ("background", "cat")
+    assert labels == LabelSet.from_dict({"names": ["background", "cat"], "colours": []})
+    assert len({labels, labels}) == 1
+    assert labels.colours[0] != labels.colours[1]
+    with pytest.raises(ValueError, match="give a list with one name per label"):
+        LabelSet("cat")

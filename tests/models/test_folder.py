@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from deepmrf import DeepParsingNetwork, MeanField
+from deepmrf import DeepParsingNetwork, MeanField, load
 from deepmrf.data.colours import distinct_colours
 from deepmrf.data.labels import LabelSet
 from deepmrf.models.folder import CONFIG, WEIGHTS, read_mrf, write_mrf
@@ -49,11 +49,38 @@ def test_a_network_of_ones_own_is_asked_for(tmp_path, network):
     model = around(network())
     model.save_pretrained(tmp_path / "mine")
     for read in (read_model, open_model, DeepParsingNetwork.from_pretrained):
-        with pytest.raises(ValueError, match=r"was saved around a network of your own: .*unary=network\)\.$") as error:
+        with pytest.raises(ValueError, match=r"was saved around a network of your own: pass network=\S+\(\.\.\.\), or"):
             read(tmp_path / "mine")
-        assert "\n" not in str(error.value)
-    again = DeepParsingNetwork.from_pretrained(tmp_path / "mine", unary=network())
+    for again in (
+        DeepParsingNetwork.from_pretrained(tmp_path / "mine", network=network()),
+        DeepParsingNetwork.from_pretrained(tmp_path / "mine", unary=network()),  # its older name
+        load(tmp_path / "mine", network=network()).model,
+        load(tmp_path / "mine", network=network).model,
+        load(tmp_path / "mine", tmp_path / "mine", network=network()).models[1],
+    ):
+        assert torch.equal(again(IMAGE), model(IMAGE))
+
+
+def test_a_bare_network_gets_the_wrapper_it_had(tmp_path):
+    model = around(wrap(nn.Conv2d(3, 3, 1), 3, mean=(0.5,) * 3, std=(0.5,) * 3, multiple=4))
+    model.save_pretrained(tmp_path)
+    again = read_model(tmp_path, nn.Conv2d(3, 3, 1))
+    assert again.unary.config == model.unary.config
     assert torch.equal(again(IMAGE), model(IMAGE))
+
+
+def test_a_function_that_finds_the_output_is_asked_for(tmp_path):
+    write_model(around(wrap(nn.Conv2d(3, 3, 1), 3, output=first)), tmp_path)
+    with pytest.raises(ValueError, match=r"function \S+first, which is not saved; pass .*output=function"):
+        read_model(tmp_path, nn.Conv2d(3, 3, 1))
+
+
+def test_weights_that_two_layers_share_are_saved(tmp_path):
+    network = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1))
+    network[1].weight = network[0].weight
+    model = around(network)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(read_model(tmp_path, nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)))(IMAGE), model(IMAGE))
 
 
 def test_folders_of_earlier_versions_ask_for_it_too(tmp_path):
@@ -73,7 +100,7 @@ def test_a_function_is_saved_by_its_name(tmp_path):
 
 def test_another_network_gets_one_sentence(tmp_path):
     write_model(around(wrap(nn.Conv2d(3, 3, 1), 3)), tmp_path)
-    with pytest.raises(ValueError, match=r"cannot be used \(.*size mismatch"):
+    with pytest.raises(ValueError, match=r"do not fit the network that was passed \(.*size mismatch.*build it as"):
         read_model(tmp_path, wrap(nn.Conv2d(3, 3, 3), 3))
 
 

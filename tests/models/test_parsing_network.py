@@ -1,15 +1,18 @@
-"""A model for images turned into one for clips: the same answers at first, and every kind of input."""
+"""Network and mean field as one model: around any network, and turned from images to clips."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from deepmrf.data.colours import distinct_colours
+from deepmrf import MeanField, load
+from deepmrf.data.colours import choose_colours, distinct_colours
 from deepmrf.data.labels import LabelSet
 from deepmrf.flow import Flow, estimate
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model, write_model
+from deepmrf.unary import wrap
 
 LABELS = LabelSet(("a", "b", "c"), distinct_colours(3))
 
@@ -92,6 +95,32 @@ def test_errors_say_what_to_do():
     short = Flow(flow.forward[:, :, :1], flow.backward[:, :, :1])
     with pytest.raises(ValueError, match="same"):
         flat.inflate()(frames, short)
+
+
+def test_labels_may_be_names(tmp_path):
+    network = nn.Conv2d(3, 2, 3, padding=1)
+    by_name = DeepParsingNetwork(network, MeanField(2, window=3), labels=["grass", "road"])
+    assert by_name.labels == LabelSet(("grass", "road"), choose_colours(("grass", "road")))
+    assert len(set(by_name.labels.colours)) == 2
+    by_name.save_pretrained(tmp_path)
+    result = load(tmp_path, network=network)(np.zeros((8, 9, 3), np.uint8))
+    assert result.names == ("grass", "road")
+    with pytest.raises(ValueError, match="mean field has 2 labels, the label set 3"):
+        DeepParsingNetwork(network, MeanField(2), ["a", "b", "c"])
+    with pytest.raises(ValueError, match="network has 2 labels, the label set 3"):
+        DeepParsingNetwork(wrap(network, 2), None, ["a", "b", "c"])
+
+
+def test_outputs_that_are_no_logits_get_advice():
+    class Named(nn.Conv2d):
+        def forward(self, x):
+            return {"out": super().forward(x)}
+
+    image = torch.rand(1, 3, 8, 9)
+    with pytest.raises(ValueError, match=r"Named returned a dict, not logits: pass deepmrf\.unary\.wrap"):
+        DeepParsingNetwork(Named(3, 2, 1), None, ["a", "b"])(image)
+    with pytest.raises(ValueError, match=r"logits of shape \(1, 2, 4, 4\), where \(1, 2, 8, 9\) is needed"):
+        DeepParsingNetwork(nn.Conv2d(3, 2, 2, stride=2), None, ["a", "b"])(image)
 
 
 @torch.no_grad()

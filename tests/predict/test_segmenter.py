@@ -48,6 +48,21 @@ def copied(model_folder, tmp_path):
     return copy
 
 
+def test_one_model_is_enough(model_folder, image):
+    model = read_model(model_folder)
+    segmenter = Segmenter(model)
+    np.testing.assert_array_equal(segmenter(image).labels, Segmenter([model])(image).labels)
+    assert repr(segmenter) == (
+        "Segmenter(fast + distance mean field; 7 labels: background, cat, dog, horse, cow, sheep, person; on cpu)"
+    )
+    text = repr(Segmenter([model, model], size=320, flip=True, scales=(0.75, 1.0)))
+    assert text.count("fast + distance mean field") == 2
+    assert text.endswith("size=320; scales=(0.75, 1.0); flip)")
+    for nothing in ([], torch.nn.Conv2d(3, 3, 1), "animals"):
+        with pytest.raises(TypeError, match=r"pass a DeepParsingNetwork\("):
+            Segmenter(nothing)
+
+
 def test_load_and_segment(model_folder, image):
     segmenter = deepmrf.load(model_folder)
     found = segmenter(image)

@@ -2,6 +2,7 @@
 
 console       how commands fail, show progress, and print tables and sentences
 process       threads, memory and output of the process, set when a command runs
+network       the option --network: a network of the user's own
 predict, video, fit, refine, train, evaluate, calibrate, export, bench, doctor, data: one file per command
 """
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, percent, say, sentences, table
+from deepmrf.cli.network import NetworkOption, own_code
 
 CALIBRATE_HELP = """Find the temperature at which a model is as sure as it is right.
 
@@ -38,11 +39,12 @@ def calibrate_command(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is one.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the calibrated model.")] = None,
+    network: NetworkOption = None,
 ) -> None:
     """Find the temperature at which a model is as sure as it is right."""
     process.prepare()
     console = Console()
-    with sentences(RuntimeError):
+    with sentences(RuntimeError), own_code(network):
         from deepmrf.data.writing import check_folder
         from deepmrf.evaluation.calibration import TEMPERATURES, best, calibrate
         from deepmrf.evaluation.models import open_models
@@ -52,7 +54,7 @@ def calibrate_command(
         if out is not None:  # before minutes are spent
             check_folder(out, "the calibrated model")
         target = chosen_device(device)
-        [opened], images = open_models([model], data, split)
+        [opened], images = open_models([model], data, split, network)
         with Bars(console) as bars:
             tried = temperatures or TEMPERATURES
             rows = calibrate(opened.to(target), images, tried, target, bars.progress("images"))

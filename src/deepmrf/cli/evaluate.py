@@ -10,6 +10,7 @@ from rich.console import Console
 
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, percent, say, sentences, split_scales, table
+from deepmrf.cli.network import NetworkOption, own_code
 
 if TYPE_CHECKING:
     from deepmrf.evaluation.metrics import Scores
@@ -26,6 +27,8 @@ Several models are averaged. Prints a table; with --out writes scores.json and s
 [cyan]deepmrf evaluate runs/a/model runs/b/model --data voc:VOC2012 --scales 0.75 1 1.25 --flip[/cyan]
 
 [cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --stages[/cyan]: the network alone, too
+
+[cyan]deepmrf evaluate saved --data folder:mine --network mynet:build[/cyan]: saved around a network of your own
 
 [cyan]deepmrf evaluate runs/fast/model runs/3d/model --data camvid:data/camvid --video[/cyan]: frames in their order,
 with temporal consistency; every model by itself, and models of clips with linked frames and without
@@ -51,13 +54,14 @@ def evaluate_command(
         str | None, typer.Option(show_default="cuda if there is one", help="Where to compute: cpu or cuda.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for scores.json and scores.csv.")] = None,
+    network: NetworkOption = None,
 ) -> None:
     """Measure a model on labelled images."""
     models, factors = split_scales(models, scales or [])
     process.prepare()
     console, title = Console(), f"{data}, {split}"
     facts: dict[str, Any] = {"data": data, "split": split, "models": models}
-    with sentences(RuntimeError):
+    with sentences(RuntimeError), own_code(network):
         from deepmrf.data.writing import check_folder
         from deepmrf.evaluation.models import open_models, score_images, score_videos, write_scores
         from deepmrf.predict.devices import chosen_device
@@ -65,7 +69,7 @@ def evaluate_command(
         if out is not None:  # before minutes are spent
             check_folder(out, "the scores")
         target = chosen_device(device)
-        opened, images = open_models(models, data, split)
+        opened, images = open_models(models, data, split, network)
         video = video or any(model.spans_time for model in opened)
         if video and (scales or flip):
             raise ValueError("--scales and --flip are for images: leave them out for videos and models of clips.")

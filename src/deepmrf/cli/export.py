@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from deepmrf.cli import process
 from deepmrf.cli.console import say, sentences, table
+from deepmrf.cli.network import NetworkOption, own_code
 
 EXPORT_HELP = """Write a whole model, network and MRF, to one file: ONNX (.onnx) or torch.export (.pt2).
 
@@ -36,18 +37,19 @@ def export_command(
     tolerance: Annotated[
         float, typer.Option(min=0, help="The largest difference of log-probabilities that is no error.")
     ] = 1e-4,
+    network: NetworkOption = None,
 ) -> None:
     """Write a whole model to one file."""
     process.prepare()
     console = Console()
-    with sentences(ArithmeticError):
+    with sentences(ArithmeticError), own_code(network):
         from deepmrf.data.files import read_image
         from deepmrf.export import centre_crops, check_path, export
         from deepmrf.models.names import open_model
 
         check_path(out)  # before anything is read or computed
         images = None if image is None else centre_crops(read_image(image))
-        opened = open_model(model)
+        opened = open_model(model, network)
         with console.status(escape(f"Tracing {model}, writing and checking {out.name}: half a minute")):
             comparisons = export(opened, out, images, tolerance)
     program = "onnxruntime" if out.suffix.lower() == ".onnx" else "torch.export"

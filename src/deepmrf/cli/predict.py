@@ -16,6 +16,7 @@ from rich.console import Console
 
 from deepmrf.cli import process, video
 from deepmrf.cli.console import Bars, fail, percent, say, share, split_scales, table, warn
+from deepmrf.cli.network import NetworkOption, own_code
 
 if TYPE_CHECKING:
     from deepmrf.predict.report import PredictReport
@@ -55,6 +56,8 @@ at the end, and the exit code is then 1.
 [cyan]deepmrf predict frames -o out.mp4 --fps 30[/cyan]: frames as a video; [cyan]camera:0[/cyan] is a camera
 
 [cyan]deepmrf predict photos --model runs/a/model --model runs/b/model --probabilities[/cyan]: averaged
+
+[cyan]deepmrf predict photos --model saved --network mynet:build[/cyan]: saved around a network of your own
 """
 
 
@@ -119,6 +122,7 @@ def predict_command(
     consistency: Annotated[
         bool, typer.Option("--consistency", help="Videos: how many pixels keep their label along the flow; slower.")
     ] = False,
+    network: NetworkOption = None,
 ) -> None:
     """Segment images."""
     warnings.filterwarnings("ignore", module=r"PIL(\.|$)")  # of oddities in files that are read all the same
@@ -131,15 +135,17 @@ def predict_command(
         from deepmrf.predict.pipeline import Options, segment_files
         from deepmrf.predict.segmenter import MAX_PIXELS, load
 
-        segmenter = load(
-            *(model or ["animals"]),
-            device=device,
-            scales=factors,
-            flip=flip,
-            tile=tile,
-            size=size,
-            max_pixels=MAX_PIXELS if max_pixels is None else max_pixels,
-        )
+        with own_code(network):
+            segmenter = load(
+                *(model or ["animals"]),
+                device=device,
+                scales=factors,
+                flip=flip,
+                tile=tile,
+                size=size,
+                max_pixels=MAX_PIXELS if max_pixels is None else max_pixels,
+                network=network,
+            )
         options = video.VideoOptions(overlay, labels, frames, fps, max_frames, flow, consistency, probabilities, legend)
         inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options)
         _check_out(inputs, out)
@@ -148,7 +154,7 @@ def predict_command(
             report = segment_files(segmenter, inputs, out, written, bars.progress("images"), recursive)
         if summary is not None:
             _write_json(report, summary, model or ["animals"], videos)
-    except (ValueError, OSError, TypeError) as error:
+    except (ValueError, OSError, TypeError, ImportError) as error:
         fail(error)
     if inputs:
         _show(report, out, console)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, fail, percent, say, split_settings, table
+from deepmrf.cli.network import NetworkOption, own_code
 
 TRAIN_HELP = """Train a Deep Parsing Network by a recipe: the paper's four stages, one after the other.
 
@@ -28,6 +29,8 @@ and the model. Stop it when you like; [bold]--resume[/bold] continues exactly wh
 
 [cyan]deepmrf train recipes/camvid-vgg16.toml --set seed=1 --set stage.joint.steps=500[/cyan]
 
+[cyan]deepmrf train recipe.toml --network mynet:build[/cyan]: a network of your own instead of the recipe's
+
 [cyan]accelerate launch -m deepmrf train recipes/camvid-strong.toml[/cyan]: on several GPUs or machines
 """
 
@@ -39,6 +42,7 @@ def train_command(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override the recipe; may be repeated.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
+    network: NetworkOption = None,
 ) -> None:
     """Train a Deep Parsing Network by a recipe."""
     process.prepare()
@@ -48,15 +52,16 @@ def train_command(
 
     console, folder = Console(), out or Path("runs") / recipe.stem
     repeated = [word for setting in settings or [] for word in ("--set", setting)]
+    repeated += ["--network", network] if network else []
     again = _as_command("deepmrf", "train", str(recipe), "-o", str(folder), "--resume", *repeated)
     try:
         loaded = read_recipe(recipe, split_settings(settings, "seed=1"))
-        with Bars(console, keep=True) as bars:
+        with Bars(console, keep=True) as bars, own_code(network):
 
             def show(name: str, done: int, total: int, values: dict[str, float]) -> None:
                 bars.show(name, done, total, "  ".join(f"{key} {value:.3g}" for key, value in values.items()))
 
-            scores = train(loaded, folder, resume, message=bars.rich.console.print, progress=show)
+            scores = train(loaded, folder, resume, network=network, message=bars.rich.console.print, progress=show)
     except KeyboardInterrupt:
         fail(f"Interrupted, continue with: {again}")
     except (ValueError, ImportError, FileNotFoundError, FloatingPointError) as error:

@@ -14,16 +14,19 @@ from deepmrf.data.colours import VOID_COLOUR, Colour, choose_colours, voc_colour
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The names and colours of the labels 0 .. L-1."""
+    """The names and colours of the labels 0 .. L-1: LabelSet(["background", "cat"]) chooses the colours."""
 
     names: tuple[str, ...]
-    """One name per label, all different."""
-    colours: tuple[Colour, ...]
-    """One (red, green, blue) of 0 .. 255 per label."""
+    """One name per label, all different; a list becomes a tuple."""
+    colours: tuple[Colour, ...] = ()
+    """One (red, green, blue) of 0 .. 255 per label; none for `choose_colours`."""
     ignore: int = 255
     """The id of pixels without a label."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.names, str):
+            raise ValueError(f"The names of a label set are {self.names!r}; give a list with one name per label.")
+        object.__setattr__(self, "names", tuple(self.names))
         labels = len(self.names)
         if not 1 <= labels <= 255:
             raise ValueError(f"A label set has {labels} names; give between 1 and 255, since masks are 8-bit.")
@@ -32,6 +35,7 @@ class LabelSet:
                 raise ValueError(
                     f"The label name {name!r} is empty, repeated or not text; give each label its own name."
                 )
+        object.__setattr__(self, "colours", tuple(self.colours) or choose_colours(self.names))
         if len(self.colours) != labels:
             raise ValueError(
                 f"A label set has {labels} names but {len(self.colours)} colours; give one for each label."

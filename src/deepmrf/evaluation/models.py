@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -21,12 +22,21 @@ from deepmrf.evaluation.videos import VideoScores, evaluate_video, video_models
 from deepmrf.models.names import from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.scales import Model, combined
+from deepmrf.unary.own import OwnNetwork
 
 
-def open_models(names: Sequence[str], data: str, split: str) -> tuple[list[DeepParsingNetwork], Dataset]:
-    """Open the models and the data set, and check that all have the same labels."""
-    # A folder goes before a bundled model of its name.
-    models = [from_folder(Path(name)) if Path(name).is_dir() else open_model(name) for name in names]
+def open_models(
+    names: Sequence[str], data: str, split: str, network: OwnNetwork | None = None
+) -> tuple[list[DeepParsingNetwork], Dataset]:
+    """Open the models and the data set, and check that all have the same labels.
+
+    network: the network of folders that were saved around one of the user's own.
+    """
+    models = []
+    for name in names:
+        own = copy.deepcopy(network)  # each model has weights of its own
+        # A folder goes before a bundled model of its name.
+        models.append(from_folder(Path(name), own) if Path(name).is_dir() else open_model(name, own))
     images = open_data(data, split)
     for name, model in zip(names, models, strict=True):
         model.labels.check_same(name, images.labels, data, "choose a model and data of the same labels")

@@ -2,14 +2,16 @@
 
 config.json of a whole model                        of an MRF alone, as `deepmrf fit` writes it
     format       1                                      format       1
-    unary        {"network": name, "options": {...}}
+    unary        {"network": name, "options": {...}}, or {"network": null, "options": {...}, "source": {...}}
     mean_field   MeanField's arguments, or null         mean_field   MeanField's arguments
     labels       names, colours, ignored id             labels       the same
     metrics      scores by stage or data set            metrics      scores of cross-validation
     recipe       the recipe it was trained with         settings     how it was fitted; further keys of its own
 
-"network" is null where the model was saved around a network of the user's own. Reading runs no code. A folder may be
-damaged, or ask for more memory than there is, so config.json is checked before anything is built from it.
+"network" is null where the network is not one of deepmrf.unary. "options" are then those of its wrapper, and "source"
+says where it comes from: {"library", "class", "config"} of a network that another library can build again, or {"code"},
+the name of the user's own code. Reading imports no such code. A folder may be damaged, or ask for more memory than
+there is, so config.json is checked before anything is built from it.
 """
 
 from __future__ import annotations
@@ -49,6 +51,11 @@ FITTED = "a folder written by deepmrf fit"
 def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], half: bool = False) -> None:
     """Replace weights and config together; `half` stores the weights as float16, at half the size."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    addresses: set[int] = set()
+    for name, value in plain.items():  # safetensors refuses weights that two layers share
+        if value.data_ptr() in addresses:
+            plain[name] = value.clone()
+        addresses.add(value.data_ptr())
     if half:
         plain = {n: v.half() if v.dtype == torch.float32 and v.dim() > 1 else v for n, v in plain.items()}
     text = json.dumps(config, indent=1) + "\n"

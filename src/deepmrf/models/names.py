@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deepmrf.models.folder import CONFIG, WEIGHTS, damaged, download, first_line, read_config
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model
+from deepmrf.unary.own import OwnNetwork
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 """The folder of the bundled models."""
@@ -21,14 +22,17 @@ def bundled() -> list[str]:
     return sorted(path.parent.name for path in PRETRAINED.glob(f"*/{CONFIG}"))
 
 
-def open_model(name: str | os.PathLike[str]) -> DeepParsingNetwork:
-    """Read the model of that name: a bundled one, a folder that deepmrf train or save_pretrained wrote, or a hub id."""
+def open_model(name: str | os.PathLike[str], network: OwnNetwork | None = None) -> DeepParsingNetwork:
+    """Read the model of that name: a bundled one, a folder that deepmrf train or save_pretrained wrote, or a hub id.
+
+    network: the network of a folder that was saved around one of the user's own.
+    """
     text = os.fspath(name)
     if text in bundled():
-        return read_model(PRETRAINED / text)
+        return read_model(PRETRAINED / text, network)
     path = Path(text).expanduser()
     if path.is_dir():
-        return from_folder(path)
+        return from_folder(path, network)
     if path.suffix.lower() in CODE_SUFFIXES:
         raise ValueError(
             f"{text} is refused: files of this kind can run code when they are read; "
@@ -36,10 +40,10 @@ def open_model(name: str | os.PathLike[str]) -> DeepParsingNetwork:
         )
     if path.is_file():
         if path.name in (CONFIG, WEIGHTS):
-            return from_folder(path.parent)
+            return from_folder(path.parent, network)
         raise ValueError(f"{text} is a file: give the folder that holds {CONFIG} and {WEIGHTS}.")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
-        return _from_hub(text)
+        return _from_hub(text, network)
     near = get_close_matches(text, bundled(), 1)
     guess = f" Did you mean {near[0]}?" if near else ""
     known = ", ".join(bundled()) or "none in this installation"
@@ -48,7 +52,7 @@ def open_model(name: str | os.PathLike[str]) -> DeepParsingNetwork:
     )
 
 
-def from_folder(folder: Path) -> DeepParsingNetwork:
+def from_folder(folder: Path, network: OwnNetwork | None = None) -> DeepParsingNetwork:
     """Read the model for images or clips in a folder, or in its folder "model", where deepmrf train writes it."""
     if not (folder / CONFIG).is_file() and (folder / "model" / CONFIG).is_file():
         folder = folder / "model"
@@ -60,10 +64,10 @@ def from_folder(folder: Path) -> DeepParsingNetwork:
     spatial, temporal = mrf.get("dims", 2) == 2, mrf.get("dims") == 3 and mrf.get("temporal") is True
     if not (spatial or temporal) or mrf.get("features", 3) not in (0, 3):
         raise ValueError(damaged(folder, "its mean field is not made for images or clips"))
-    return read_model(folder)
+    return read_model(folder, network)
 
 
-def _from_hub(name: str) -> DeepParsingNetwork:
+def _from_hub(name: str, network: OwnNetwork | None) -> DeepParsingNetwork:
     try:
         folder = download(name)
     except Exception as error:  # the hub's client raises what its transport does
@@ -71,4 +75,4 @@ def _from_hub(name: str) -> DeepParsingNetwork:
             f"There is no folder {name} here, and the hub did not give such a model ({first_line(error)}): "
             "check the name, and that the network is up."
         ) from None
-    return from_folder(folder)
+    return from_folder(folder, network)

@@ -4,17 +4,22 @@
     log_q = dpn(clip, flow)     # (B, 3, T, H, W) -> (B, L, T, H, W): the network frame by frame, then the MRF
 
 `inflate` makes a model for clips from a trained one for images. It takes an image as a clip of one frame; a model for
-images takes the frames of a clip as so many images. folder.py says how models are saved.
+images takes the frames of a clip as so many images.
+
+folder.py says how models are saved. A folder holds the weights of every network, but not the code of the user's own:
+`read_model(folder, network)` asks for that network again.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
 from torch import Tensor, nn
 
@@ -27,11 +32,14 @@ from deepmrf.models.folder import (
     FORMAT,
     check_sizes,
     download,
+    first_line,
     read_config,
     read_weights,
     refusing_damage,
     write_folder,
 )
+from deepmrf.unary.libraries import description, rebuild
+from deepmrf.unary.own import OwnNetwork, code_name, own_network
 
 
 @dataclass
@@ -45,12 +53,28 @@ class Card:
 
 
 class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=["image-segmentation"]):
-    """unary + mean field. `mean_field=None` is the unary network alone."""
+    """unary + mean field. `mean_field=None` is the unary network alone.
+
+    unary: a network of deepmrf.unary, or yours: images (B, 3, H, W), floats in [0, 1], -> logits (B, L, H, W);
+    deepmrf.unary.wrap makes such a network of one that takes normalised images. labels: their names, or a LabelSet,
+    which holds colours too.
+    """
+
+    code: str | None = None
+    """Where the code of a network of the user's own is, "package.module:function", if it was given by that name."""
 
     def __init__(
-        self, unary: nn.Module, mean_field: MeanField | None, labels: LabelSet, card: Card | None = None
+        self,
+        unary: nn.Module,
+        mean_field: MeanField | None,
+        labels: LabelSet | Sequence[str],
+        card: Card | None = None,
     ) -> None:
         super().__init__()
+        labels = labels if isinstance(labels, LabelSet) else LabelSet(tuple(labels))
+        count = getattr(unary, "labels", len(labels))
+        if isinstance(count, int) and count != len(labels):
+            raise ValueError(f"The network has {count} labels, the label set {len(labels)}: build both with the same.")
         if mean_field is not None and mean_field.labels != len(labels):
             raise ValueError(
                 f"The mean field has {mean_field.labels} labels, the label set {len(labels)}: build both with the same."
@@ -71,10 +95,27 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
         """b11 alone: log-probabilities (B, L, H, W); those of a clip's frames are (B, L, T, H, W)."""
         if image.dim() == 5 and not self.for_volumes:
             return unfold(self.log_unary(fold(image)), image.shape[0])
-        logits: Tensor = self.unary(image).float()
+        logits = self._logits(image)
         if self.mean_field is not None and self.mean_field.unary == "sigmoid":
             return nn.functional.logsigmoid(logits)
         return logits.log_softmax(1)
+
+    def _logits(self, image: Tensor) -> Tensor:
+        if image.dtype == torch.uint8 and not isinstance(self.unary, (*unaries.NETWORKS, unaries.Wrapped)):
+            image = image / 255  # what networks of the user's own expect
+        logits = self.unary(image)
+        if not isinstance(logits, Tensor):
+            raise ValueError(
+                f"{type(self.unary).__name__} returned a {type(logits).__name__}, not logits: "
+                f"pass deepmrf.unary.wrap(network, labels={len(self.labels)}), which finds them."
+            )
+        expected = (image.shape[0], len(self.labels), *image.shape[2:])
+        if not torch.compiler.is_compiling() and tuple(logits.shape) != expected:  # no guards in exported programs
+            raise ValueError(
+                f"{type(self.unary).__name__} returned logits of shape {tuple(logits.shape)}, where {expected} is "
+                "needed: pass deepmrf.unary.wrap(network, labels), which brings them to the image's size."
+            )
+        return logits.float()
 
     def refined(self, log_p: Tensor, image: Tensor, flow: Flow | None = None) -> Tensor:
         """b12 to b15 on what the network said of the image, or of a clip, whose frames `flow` links."""
@@ -118,32 +159,57 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
             raise ValueError("This model has no mean field to inflate: it is the network alone.")
         mean_field = self.mean_field.inflate(window_frames, context_frames)
         model = DeepParsingNetwork(copy.deepcopy(self.unary), mean_field, self.labels, copy.deepcopy(self.card))
+        model.code = self.code
         return model.train(self.training)
 
+    def summary(self) -> str:
+        """The model in a few words, such as "fast + gaussian mean field"."""
+        network = self.unary.module if isinstance(self.unary, unaries.Wrapped) else self.unary
+        name = self.unary.name if isinstance(self.unary, unaries.NETWORKS) else type(network).__name__
+        return f"{name} + {self.mean_field.triple_penalty.kernel} mean field" if self.mean_field else f"{name} alone"
+
     def config(self) -> dict[str, Any]:
-        """All that rebuilds the model, as plain JSON; a network of the user's own has no name there."""
-        built_in = isinstance(self.unary, unaries.NETWORKS)
-        options: Any = self.unary.config if built_in or isinstance(self.unary, unaries.Wrapped) else {}
+        """All that rebuilds the model, as plain JSON; folder.py lists the keys."""
         return {
             "format": FORMAT,
-            "unary": {"network": self.unary.name if built_in else None, "options": options},
+            "unary": self._unary_config(),
             "mean_field": None if self.mean_field is None else self.mean_field.settings,
             "labels": self.labels.to_dict(),
             "metrics": self.card.metrics,
             "recipe": self.card.recipe,
         }
 
+    def _unary_config(self) -> dict[str, Any]:
+        if isinstance(self.unary, unaries.NETWORKS):
+            return {"network": self.unary.name, "options": self.unary.config}
+        wrapped = isinstance(self.unary, unaries.Wrapped)
+        network: Any = self.unary.module if wrapped else self.unary
+        source = description(network) or {"code": self.code or code_name(network)}
+        return {"network": None, "options": self.unary.config if wrapped else {}, "source": source}
+
     def _save_pretrained(self, save_directory: Path) -> None:
         write_model(self, Path(save_directory))
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, unary: Any = None, **options: Any) -> Any:
+    def _from_pretrained(cls, *, model_id: str, network: Any = None, unary: Any = None, **options: Any) -> Any:
         folder = Path(model_id)
         if not folder.is_dir():
             known = inspect.signature(hf_hub_download).parameters
             folder = download(model_id, **{key: value for key, value in options.items() if key in known})
-        # The mixin passes on whatever of config.json has the name of an argument: only a network is one.
-        return read_model(folder, unary if isinstance(unary, nn.Module) else None)
+        # `unary` is the older name of `network`. The mixin also passes on the "unary" of config.json, a dict.
+        return read_model(folder, unary if isinstance(unary, nn.Module) else network)
+
+
+class MissingNetworkError(ValueError):
+    """A model folder that was saved around a network of the user's own, and is read without that network."""
+
+    def __init__(self, folder: Path, code: str | None) -> None:
+        self.folder, self.code = folder, code
+        remedy = f'pass network="{code}", which imports and runs that code'
+        if code is None or ":" not in code:
+            again = "that network again, network=..." if code is None else f"network={code}(...)"
+            remedy = f'pass {again}, or "package.module:function", which builds it'
+        super().__init__(f"{folder} was saved around a network of your own: {remedy}.")
 
 
 def write_model(model: DeepParsingNetwork, folder: Path, half: bool = False) -> None:
@@ -151,22 +217,58 @@ def write_model(model: DeepParsingNetwork, folder: Path, half: bool = False) -> 
     write_folder(folder, model.config(), model.state_dict(), half)
 
 
-def read_model(folder: Path, unary: nn.Module | None = None) -> DeepParsingNetwork:
-    """Read the model in a folder. One around a network of your own needs that network again, as `unary`."""
+def read_model(folder: Path, network: OwnNetwork | None = None) -> DeepParsingNetwork:
+    """Read the model in a folder. One around a network of the user's own needs that network again.
+
+    network: a module, wrapped as it was saved or not at all; a function that builds it; or "package.module:function".
+    """
     config = read_config(folder)
     saved = config["unary"]
-    if unary is None and saved.get("network") in (None, "wrapped"):
-        raise ValueError(
-            f"{folder} was saved around a network of your own: load it in Python and pass that network again, with "
-            "DeepParsingNetwork.from_pretrained(folder, unary=network)."
-        )
+    source = saved.get("source") if isinstance(saved.get("source"), dict) else {}
+    named = saved.get("network") not in (None, "wrapped")
+    if network is None and not named and "library" not in source:
+        raise MissingNetworkError(folder, source.get("code"))
+    given = None if network is None else own_network(network)
     with refusing_damage(folder):
         check_sizes(config)
-        labels = LabelSet.from_dict(config["labels"])
-        if unary is None:
+        labels, weights = LabelSet.from_dict(config["labels"]), read_weights(folder)
+        if given is not None:
+            unary = given
+        elif named:
             options = {name: value for name, value in saved["options"].items() if name != "labels"}
             unary = unaries.build(saved["network"], len(labels), **options)
+        else:
+            prefix = "unary.module." if saved["options"] else "unary."
+            unary = rebuild(source, {n.removeprefix(prefix): v for n, v in weights.items() if n.startswith(prefix)})
+        if not named:
+            unary = _wrapped(unary, saved["options"])
         mean_field = None if config["mean_field"] is None else MeanField(**config["mean_field"])
         model = DeepParsingNetwork(unary, mean_field, labels, Card(config["metrics"], config["recipe"]))
-        model.load_state_dict(read_weights(folder))
+        if given is None:
+            model.load_state_dict(weights)
+    if given is not None:
+        _load_own(model, weights, folder)
+    model.code = network if isinstance(network, str) else source.get("code")
     return model.eval()
+
+
+def _wrapped(network: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+    """The network in the wrapper that it was saved in, if it was and has none."""
+    if not options or isinstance(network, unaries.Wrapped):
+        return network
+    if isinstance(options.get("output"), dict):
+        raise ValueError(
+            f"its output is found by the function {options['output'].get('function')}, which is not saved; pass the "
+            "network as deepmrf.unary.wrap(network, labels, output=function)"
+        )
+    return unaries.Wrapped(network, **options)
+
+
+def _load_own(model: DeepParsingNetwork, weights: Mapping[str, Tensor], folder: Path) -> None:
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(
+            f"The weights in {folder} do not fit the network that was passed ({first_line(error)}): "
+            "build it as it was when the model was saved."
+        ) from error

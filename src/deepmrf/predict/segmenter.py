@@ -1,6 +1,6 @@
 """Segment images in Python: `deepmrf.load(name)` returns a Segmenter, which takes images of every kind.
 
-    segment = deepmrf.load("animals")
+    segment = deepmrf.load("animals")      # or Segmenter(model), of a DeepParsingNetwork
     result = segment("cat.jpg")            # or a PIL image, a numpy array, a tensor: a Segmentation (result.py)
 
 Large photographs are shrunk to about the size that the network was trained on, and their labels enlarged again
@@ -9,6 +9,7 @@ Large photographs are shrunk to about the size that the network was trained on, 
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from functools import cached_property
@@ -29,6 +30,7 @@ from deepmrf.predict.devices import chosen_device
 from deepmrf.predict.result import Segmentation
 from deepmrf.predict.scales import combined, enlarged_labels, grid, margin, tiled, tiled_labels
 from deepmrf.unary.images import NO_ZOOM
+from deepmrf.unary.own import OwnNetwork
 
 TILE_SIDE = {"cpu": 1024, "cuda": 2048}
 """The side of the tiles, in pixels, where none is given."""
@@ -38,6 +40,8 @@ MAX_PIXELS = 250_000_000
 """Larger images are refused unless told otherwise: at about 13 bytes a pixel, this many take 3.3 GB."""
 MAX_PROBABILITIES = 2**29
 """The most probabilities (labels times pixels) of one result: 2 GiB."""
+MAX_REPR_NAMES = 60
+"""Characters of label names that a repr shows."""
 MAX_SIZE_BY_CROP = 1.25
 """Images are shrunk to this many times the side of the crops that the model was trained on."""
 
@@ -51,27 +55,30 @@ def load(
     tile: int | None = None,
     size: int | None = None,
     max_pixels: int = MAX_PIXELS,
+    network: OwnNetwork | None = None,
 ) -> Segmenter:
     """A trained model, ready for images: "animals", "street", "street-fast", a folder, a hub id; several are averaged.
 
     device: "cpu", "cuda"; the GPU if there is one. scales, flip: average over resized and mirrored images.
     tile: side of the tiles in pixels, at full resolution. size: shrink images to this many pixels on the longer side
     first; 0 never does, None takes 1.25 times the side of the model's training crops. max_pixels: refuse larger images.
+    network: for folders saved around a network of your own, that network, a function that builds it, or
+    "package.module:function", which imports and runs that code.
     """
     if isinstance(scales, int | float):
         scales = (float(scales),)
-    models = [open_model(path) for path in (name, *more)]
+    models = [open_model(name, network), *[open_model(path, copy.deepcopy(network)) for path in more]]
     for other, model in zip(more, models[1:], strict=True):
         model.labels.check_same(other, models[0].labels, name, "only models of equal labels can be averaged")
     return Segmenter(models, device=device, scales=scales, flip=flip, tile=tile, size=size, max_pixels=max_pixels)
 
 
 class Segmenter:
-    """Models and how to apply them: segmenter(image) -> Segmentation. Made by `load`."""
+    """A model, or several to average, and how to apply them: segmenter(image) -> Segmentation."""
 
     def __init__(
         self,
-        models: Sequence[DeepParsingNetwork],
+        models: DeepParsingNetwork | Sequence[DeepParsingNetwork],
         *,
         device: str | torch.device | None = None,
         scales: Sequence[float] = (1.0,),
@@ -83,6 +90,12 @@ class Segmenter:
         for what, value, least in (("tile", tile, 64), ("size", size or None, 64), ("max_pixels", max_pixels, 1)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ValueError(f"{what}={value!r} must be a whole number of pixels, at least {least}.")
+        models = [models] if isinstance(models, torch.nn.Module) else list(models)
+        if not models or not all(isinstance(model, DeepParsingNetwork) for model in models):
+            kinds = ", ".join(type(model).__name__ for model in models) or "nothing"
+            raise TypeError(
+                f"A Segmenter was given {kinds}: pass a DeepParsingNetwork(network, mean_field, labels), or load(name)."
+            )
         self.device = chosen_device(device)
         self.models = [model.to(self.device).eval() for model in models]
         self.scales, self.flip, self.tile, self.max_pixels = tuple(scales), flip, tile, max_pixels
@@ -91,6 +104,15 @@ class Segmenter:
         fields = [model.mean_field for model in self.models]
         zooms = [getattr(model.unary, "zoom", NO_ZOOM) for model in self.models]
         self.margin, self.step = margin(fields, self.scales), grid(fields, zooms)
+
+    def __repr__(self) -> str:
+        models = ", ".join(model.summary() for model in self.models)
+        names = ", ".join(self.labels.names)
+        names = names if len(names) <= MAX_REPR_NAMES else names[:MAX_REPR_NAMES].rsplit(", ", 1)[0] + ", ..."
+        settings = [f"{len(self.labels)} labels: {names}", f"on {self.device}"]
+        settings += [f"size={self.size}"] * bool(self.size) + [f"tile={self.tile}"] * bool(self.tile)
+        settings += [f"scales={self.scales}"] * (self.scales != (1.0,)) + ["flip"] * self.flip
+        return f"Segmenter({models}; {'; '.join(settings)})"
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: everything but `predict`, which is made of functions."""

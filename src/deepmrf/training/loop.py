@@ -27,7 +27,8 @@ from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.run import Message, Run, TrainProgress
 from deepmrf.training.samples import Images
 from deepmrf.training.stages import StageModel, caches_penalty, check_finish, finish, planned_stages, prepare_stage
-from deepmrf.training.start import build_model, check_run_folder, open_splits
+from deepmrf.training.start import build_model, check_run_folder, open_splits, with_own_network
+from deepmrf.unary.own import OwnNetwork
 
 
 def train(
@@ -35,12 +36,19 @@ def train(
     folder: Path,
     resume: bool = False,
     *,
+    network: OwnNetwork | None = None,
     message: Message = lambda _: None,
     progress: TrainProgress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Train by a recipe in `folder`; return the scores of every stage on the validation split."""
+    """Train by a recipe in `folder`; return the scores of every stage on the validation split.
+
+    network: a network of your own instead of the recipe's: a module, wrapped where it takes normalised images; a
+    function that builds it; or "package.module:function", which imports and runs that code.
+    """
+    if network is not None:
+        recipe = with_own_network(recipe, network, message)
     check_run_folder(recipe, folder, resume)
-    run = _new_run(recipe, folder, message, progress)
+    run = _new_run(recipe, folder, network, message, progress)
     run.open_folder()
     first_stage, first_step, tensors = run.read_state() if resume else (0, 0, {})
     for index, stage in enumerate(planned_stages(recipe)):
@@ -60,14 +68,16 @@ def train(
     return run.scores
 
 
-def _new_run(recipe: Recipe, folder: Path, message: Message, progress: TrainProgress) -> Run:
+def _new_run(
+    recipe: Recipe, folder: Path, network: OwnNetwork | None, message: Message, progress: TrainProgress
+) -> Run:
     """Open the data, build the model and check both, before the folder is touched."""
     accelerate = optional("accelerate", "Training needs", "train")
     accelerator = accelerate.Accelerator(mixed_precision=recipe.precision)
     accelerate.utils.set_seed(recipe.seed)
     torch.backends.cudnn.benchmark = True  # all crops have one size, so the search for the fastest convolution pays
     data, val = open_splits(recipe)
-    model = build_model(recipe, data, message).to(accelerator.device)
+    model = build_model(recipe, data, message, network).to(accelerator.device)
     check_finish(recipe, model)
     video = recipe.clips.frames > 1
     check_labelled(val, video, lambda done, total: progress("reading validation images", done, total or 0, {}))

@@ -1,22 +1,25 @@
 """What a training run starts from: its folder, its data and its model.
 
-The model is new, takes its network from an earlier model, or is a trained model. For clips, a mean field for images is
-inflated.
+The model is new, takes its network from an earlier model or from the user, or is a trained model. For clips, a mean
+field for images is inflated.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from deepmrf.data import open_data
 from deepmrf.data.dataset import Dataset
 from deepmrf.data.writing import check_folder
+from deepmrf.layers import MeanField
 from deepmrf.models.names import from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
-from deepmrf.training.recipe import Recipe, RecipeError, recipe_from_dict
+from deepmrf.training.recipe import Recipe, RecipeError, UnaryRecipe, recipe_from_dict
+from deepmrf.unary.own import OwnNetwork, code_name, own_network
 
 STATE_FILE, METRICS_FILE, RECIPE_FILE = "state.safetensors", "metrics.json", "recipe.json"
 """Files of a run's folder."""
@@ -43,6 +46,16 @@ def check_run_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
         )
 
 
+def with_own_network(recipe: Recipe, network: OwnNetwork, message: Callable[[str], None]) -> Recipe:
+    """Return the recipe with the user's network by name instead of its own, and without that one's settings."""
+    if recipe.start:
+        return recipe
+    unary = recipe.unary
+    if unary.options or unary.imagenet:
+        message(f"unary.options and unary.imagenet are left out: they belong to the recipe's network {unary.network}.")
+    return replace(recipe, unary=UnaryRecipe(network=code_name(network), start=unary.start))
+
+
 def open_splits(recipe: Recipe) -> tuple[Dataset, Dataset]:
     """Open the images to learn from and those to measure on; both must have the same labels."""
     train = open_data(recipe.data.train, recipe.data.train_split)
@@ -53,29 +66,42 @@ def open_splits(recipe: Recipe) -> tuple[Dataset, Dataset]:
     return train, val
 
 
-def build_model(recipe: Recipe, data: Dataset, message: Callable[[str], None]) -> DeepParsingNetwork:
+def build_model(
+    recipe: Recipe, data: Dataset, message: Callable[[str], None], network: OwnNetwork | None = None
+) -> DeepParsingNetwork:
     """Build the model of a recipe for the labels of `data`; `message` is told where its weights come from."""
-    model = _trained_model(recipe, data, message) if recipe.start else _new_model(recipe, data, message)
+    build = _trained_model if recipe.start else _new_model
+    model = build(recipe, data, message, network)
+    if isinstance(network, str):
+        model.code = network
     if recipe.clips.frames > 1 and model.mean_field is not None and model.mean_field.dims == 2:
         model = model.inflate(recipe.clips.window, recipe.clips.contexts)
     return model
 
 
-def _trained_model(recipe: Recipe, data: Dataset, message: Callable[[str], None]) -> DeepParsingNetwork:
-    model = open_model(recipe.start)
+def _trained_model(
+    recipe: Recipe, data: Dataset, message: Callable[[str], None], network: OwnNetwork | None
+) -> DeepParsingNetwork:
+    model = open_model(recipe.start, network)
     remedy = "start from a model of the same labels"
     model.labels.check_same(f"start={recipe.start!r}", data.labels, recipe.data.train, remedy)
     message(f"Network and mean field from {recipe.start}.")
     return model
 
 
-def _new_model(recipe: Recipe, data: Dataset, message: Callable[[str], None]) -> DeepParsingNetwork:
+def _new_model(
+    recipe: Recipe, data: Dataset, message: Callable[[str], None], network: OwnNetwork | None
+) -> DeepParsingNetwork:
     learns_mrf = any(part != "unary" for stage in recipe.stage for part in stage.learn)
     mrf = dict(recipe.mean_field) if recipe.mean_field or learns_mrf else None
+    model: DeepParsingNetwork
     try:
-        model: DeepParsingNetwork = DeepParsingNetwork.build(
-            recipe.unary.network, data.labels, dict(recipe.unary.options), mrf
-        )
+        if network is None:
+            model = DeepParsingNetwork.build(recipe.unary.network, data.labels, dict(recipe.unary.options), mrf)
+        else:
+            mean_field = None if mrf is None else MeanField(len(data.labels), **mrf)
+            model = DeepParsingNetwork(own_network(network), mean_field, data.labels)
+            message(f"Network from {code_name(network)}.")
     except TypeError as error:  # an option that the network or MeanField does not have
         raise RecipeError(f"unary.options or mean_field: {str(error).rstrip('.')}.") from error
     if recipe.unary.imagenet:
@@ -85,7 +111,8 @@ def _new_model(recipe: Recipe, data: Dataset, message: Callable[[str], None]) ->
         message(str(model.unary.load_imagenet(path)))  # type: ignore[operator]
     if recipe.unary.start:
         folder = Path(recipe.unary.start)
-        start = from_folder(folder) if folder.is_dir() else open_model(recipe.unary.start)
+        own = copy.deepcopy(network)
+        start = from_folder(folder, own) if folder.is_dir() else open_model(recipe.unary.start, own)
         shapes = {name: value.shape for name, value in model.unary.state_dict().items()}
         fitting = {name: value for name, value in start.unary.state_dict().items() if shapes.get(name) == value.shape}
         missing = model.unary.load_state_dict(fitting, strict=False).missing_keys

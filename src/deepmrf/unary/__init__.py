@@ -5,6 +5,8 @@ strong     Strong: VGG-16's encoder with a U-shaped decoder
 fast       Fast: EfficientNet-Lite0 with a small decoder, for CPUs
 volume     Volume: a small 3-D U-Net, volumes (B, 1, D, H, W) -> logits (B, L, D, H, W)
 wrap       wrap: any other network
+libraries  from_transformers, from_smp, from_torchvision: networks of these libraries, in one line
+own        a network of the user's own by the name of the function that builds it
 imagenet   ImageNet weights from safetensors, and the report of what was loaded
 images     checks, normalisation, zooming and upsampling of images
 
@@ -18,12 +20,25 @@ from typing import Any
 
 from deepmrf.unary.fast import Fast
 from deepmrf.unary.imagenet import Loaded
+from deepmrf.unary.libraries import from_smp, from_torchvision, from_transformers
 from deepmrf.unary.strong import Strong
 from deepmrf.unary.vgg16 import VGG16
 from deepmrf.unary.volume import Volume
 from deepmrf.unary.wrap import Wrapped, wrap
 
-__all__ = ["VGG16", "Fast", "Loaded", "Strong", "Volume", "Wrapped", "build", "wrap"]
+__all__ = [
+    "VGG16",
+    "Fast",
+    "Loaded",
+    "Strong",
+    "Volume",
+    "Wrapped",
+    "build",
+    "from_smp",
+    "from_torchvision",
+    "from_transformers",
+    "wrap",
+]
 
 NETWORKS = (VGG16, Strong, Fast, Volume)
 """The networks that `build` knows by name."""
