@@ -24,7 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepmrf.ops.notice import announce_compilations
 from deepmrf.ops.registry import installed
+from deepmrf.ops.waiting import wait_without_spinning
 
 Result = TypeVar("Result")
 
@@ -70,6 +72,7 @@ def compiled(function: Callable[..., Any], fastmath: Collection[str] = FUSED) ->
     """
     import numba
 
+    announce_compilations()
     # numba recompiles a function when its own file changes, not when the intrinsics it is made of do. The cache knows
     # a function by its name, so the name includes a digest of all those files.
     function.__qualname__ += f"_{_digest(Path(function.__code__.co_filename).parent)}"
@@ -144,6 +147,7 @@ if hasattr(os, "register_at_fork"):
 def _helpers(count: int) -> ThreadPoolExecutor:
     """Threads that outlive the call, at least `count` of them."""
     global _pool, _pool_size
+    wait_without_spinning()
     with _lock:
         if _pool is None or _pool_size < count:
             _pool, _pool_size = ThreadPoolExecutor(count, thread_name_prefix="deepmrf"), count

@@ -1,0 +1,80 @@
+"""Say that kernels are being compiled, where that takes more than a moment.
+
+numba reports the start and end of each compilation. Kernels that come from the cache on disk are not compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from functools import cache
+from typing import Any
+
+SECONDS_OF_SILENCE = 1.5
+MESSAGE = "deepmrf: compiling kernels for this machine, once"
+
+
+@cache
+def announce_compilations() -> None:
+    """From now on, print one line to stderr while kernels of this package compile."""
+    from numba.core import event
+
+    class Listener(event.Listener):  # type: ignore[misc, unused-ignore]
+        def on_start(self, event: Any) -> None:
+            if event.data["dispatcher"].py_func.__module__.startswith("deepmrf."):
+                _clock.start()
+
+        def on_end(self, event: Any) -> None:
+            if event.data["dispatcher"].py_func.__module__.startswith("deepmrf."):
+                _clock.stop()
+
+    event.register("numba:compile", Listener())
+
+
+class _Clock:
+    """Count the compilations that run, and let a thread print while there are any."""
+
+    def __init__(self) -> None:
+        self.running, self.last = 0, 0.0
+        self.lock = threading.Lock()
+        self.thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        with self.lock:
+            self.running += 1
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.print, daemon=True, name="deepmrf-notice")
+                self.thread.start()
+
+    def stop(self) -> None:
+        with self.lock:
+            self.running -= 1
+            self.last = time.monotonic()
+
+    def busy(self) -> bool:
+        """Kernels compile one after the other: a short pause between two is no end."""
+        with self.lock:
+            active = self.running > 0 or time.monotonic() - self.last < 0.5
+            if not active:
+                self.thread = None
+            return active
+
+    def print(self) -> None:
+        start = time.monotonic()
+        counts = sys.stderr is sys.__stderr__ and sys.stderr is not None and sys.stderr.isatty()
+        printed = False
+        while self.busy():
+            seconds = time.monotonic() - start
+            if seconds > SECONDS_OF_SILENCE and sys.stderr is not None:
+                if counts:
+                    print(f"\r{MESSAGE}: {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+                elif not printed:
+                    print(f"{MESSAGE}; this takes up to half a minute.", file=sys.stderr, flush=True)
+                printed = True
+            time.sleep(0.25)
+        if printed and counts:
+            print(file=sys.stderr, flush=True)
+
+
+_clock = _Clock()
