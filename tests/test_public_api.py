@@ -53,8 +53,8 @@ PARAMETERS = {
     "dense_crf": "labels dims window iterations appearance colour_width position_width smoothness smooth_width "
     "normalize features spacing learn",
     "crf_rnn": "labels iterations learn settings",
-    "load": "name more device scales flip tile size max_pixels network",
-    "Segmenter": "models device scales flip tile size max_pixels",
+    "load": "name more device scales flip tile size max_pixels network min_area min_confidence",
+    "Segmenter": "models device scales flip tile size max_pixels min_area min_confidence",
     "Segmenter.__call__": "self image probabilities",
     "Segmenter.batch": "self images probabilities",
     "Segmenter.shrunk": "self image",
@@ -70,6 +70,7 @@ PARAMETERS = {
     "Segmentation.__contains__": "self name",
     "Segmentation.summary": "self",
     "Segmentation.totals": "self",
+    "Segmentation.cleaned": "self min_area min_confidence",
     "Segmentation.overlay": "self opacity longest legend",
     "Segmentation.mask": "self",
     "Segmentation.save": "self path",
@@ -102,7 +103,8 @@ PROPERTIES = {
 
 COMMANDS = {
     "predict": "INPUTS --out -o --model -m --scales --flip --tile --size --device --batch --overlay --no-overlay "
-    "--legend --no-legend --probabilities --overwrite --recursive -r --json --max-pixels --labels --frames-as-video "
+    "--legend --no-legend --min-area --min-confidence --probabilities --overwrite "
+    "--recursive -r --json --max-pixels --labels --frames-as-video "
     "--fps --max-frames --flow --consistency --network",
     "train": "RECIPE --out -o --set --resume --network",
     "evaluate": "MODELS --data --split --scales --flip --stages --video --device --out -o --network",

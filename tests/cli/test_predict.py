@@ -21,6 +21,7 @@ from deepmrf.cli import app
 from deepmrf.data.labels import ANIMALS
 from deepmrf.ops import registry as backends
 from deepmrf.predict.pipeline import kernels_for
+from deepmrf.predict.regions import find_regions
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -187,6 +188,20 @@ def test_hostile_names_are_shown_safely(type_in):
     assert results() == ["[red]x.png", "[red]x_overlay.jpg"]
 
 
+def test_small_and_unsure_regions(type_in):
+    draw("cat.png")
+    names = {}
+    for words in ((), ("--min-area", "4"), ("--min-area", "10%", "--min-confidence", "0.1"), ("--min-confidence", "1")):
+        result = type_in("predict", "cat.png", "-o", "out", *words)
+        assert result.exit_code == 0, result.output
+        assert "Wrote" in result.stdout, "other settings, other results"
+        with Image.open("out/cat.png") as made:
+            names[words] = len(find_regions(np.array(made)).areas)
+    counts = list(names.values())
+    assert counts[0] > counts[1] > counts[2] >= counts[3] == 1
+    assert "1 there already" in type_in("predict", "cat.png", "-o", "out", "--min-confidence", "1").stdout
+
+
 def test_too_many_pixels(type_in):
     draw("large.png", size=(300, 400))
     result = type_in("predict", "large.png", "--max-pixels", "100000")
@@ -211,6 +226,10 @@ def test_too_many_pixels(type_in):
         (("--labels", "maps"), "--labels is for videos: the label maps of images are written into --out"),
         (("--flow", "raft"), "--flow raft is unknown: choose dis or none"),
         (("--json", "folder"), "--json folder cannot be written: name a file, such as folder/found.json"),
+        (("--min-area", "small"), "--min-area small is no area: give pixels, such as 50, or per cent, such as 0.1%."),
+        (("--min-area", "100%"), "--min-area 100% is no area"),
+        (("--min-area", "0.5"), "--min-area 0.5 is no area"),
+        (("--min-confidence", "50"), "min_confidence=50.0 must be a probability, from 0 to 1"),
         (("--device", "meta"), "device='meta' cannot be used here"),
     ],
 )

@@ -153,6 +153,50 @@ def test_notebooks_get_a_picture_with_a_legend(size):
     assert (pixels == ANIMALS.colours[CAT]).all(1).sum() > 100  # the legend's square, unmixed
 
 
+def speckled():
+    """A cat of 12 x 12 pixels with a dog of 2 x 3 in it, and a horse of 5 x 5 in a corner of the background."""
+    labels = np.zeros((30, 40), np.uint8)
+    labels[10:22, 10:22] = CAT
+    labels[15:17, 15:18] = ANIMALS.names.index("dog")
+    labels[25:, 35:] = ANIMALS.names.index("horse")
+    confidence = np.full(labels.shape, 0.9, np.float16)
+    confidence[25:, 35:] = 0.25
+    return Segmentation(labels, confidence, np.zeros((30, 40, 3), np.uint8), ANIMALS)
+
+
+def test_small_and_unsure_regions_are_cleaned_away():
+    found = speckled()
+    assert list(found.cleaned()) == ["background", "cat", "horse", "dog"]
+    assert found.cleaned() is found
+    assert list(found.cleaned(min_area=6)) == ["background", "cat", "horse", "dog"]
+    assert list(found.cleaned(min_area=7)) == ["background", "cat", "horse"]
+    assert found.cleaned(min_area=7)["cat"].sum() == 144
+    assert list(found.cleaned(min_area=0.01)) == ["background", "cat", "horse"]  # 1% is 12 pixels
+    assert list(found.cleaned(min_confidence=0.5)) == ["background", "cat", "dog"]
+    assert list(found.cleaned(0.01, 0.5)) == ["background", "cat"]
+    assert list(found) == ["background", "cat", "horse", "dog"], "the result itself stays"
+
+
+def test_confidence_of_cleaned_pixels():
+    found = speckled().cleaned(7, 0.5)
+    assert found.confidence[16, 16] == np.float16(1) - np.float16(0.9)  # the most that the dog leaves to the cat
+    assert found.confidence[29, 39] == np.float16(0.25)
+    assert found.confidence[0, 0] == np.float16(0.9)
+    probabilities = np.full((7, 30, 40), 0.05, np.float32)
+    probabilities[CAT] = 0.07
+    kept = Segmentation(found.labels, found.confidence, found.image, ANIMALS, probabilities)
+    labels = kept.labels.copy()
+    labels[0, 0] = 3
+    changed = Segmentation(labels, kept.confidence, kept.image, ANIMALS, probabilities).cleaned(2)
+    assert changed.confidence[0, 0] == np.float16(0.05)
+
+
+@pytest.mark.parametrize("settings", [{"min_area": -1}, {"min_area": float("nan")}, {"min_confidence": 50}])
+def test_cleaning_takes_areas_and_probabilities(settings):
+    with pytest.raises(ValueError, match="must be a"):
+        segmentation().cleaned(**settings)
+
+
 def test_what_is_in_it():
     found = segmentation(width=3)
     assert list(found) == ["cat", "background"]

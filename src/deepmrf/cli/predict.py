@@ -99,6 +99,22 @@ def predict_command(
     legend: Annotated[
         bool, typer.Option(help="Draw the classes and their colours below or beside overlays and videos.")
     ] = True,
+    min_area: Annotated[
+        str,
+        typer.Option(
+            metavar="PIXELS|%",
+            show_default="nothing",
+            help="Give regions below this area, such as 50 or 0.1%, to the label around them.",
+        ),
+    ] = "0",
+    min_confidence: Annotated[
+        float,
+        typer.Option(
+            metavar="0..1",
+            show_default="nothing",
+            help="Give regions of a lower mean confidence, such as 0.5, to the label around them.",
+        ),
+    ] = 0.0,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Also write NAME.npz: every label's probability, float16.")
     ] = False,
@@ -145,6 +161,8 @@ def predict_command(
                 size=size,
                 max_pixels=MAX_PIXELS if max_pixels is None else max_pixels,
                 network=network,
+                min_area=_area(min_area),
+                min_confidence=min_confidence,
             )
         options = video.VideoOptions(overlay, labels, frames, fps, max_frames, flow, consistency, probabilities, legend)
         inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options)
@@ -160,6 +178,16 @@ def predict_command(
         _show(report, out, console)
     if code or report.failed or report.interrupted:
         raise typer.Exit(130 if report.interrupted else code or 1)
+
+
+def _area(text: str) -> float:
+    """Pixels, or a share below 1 of "0.1%"."""
+    number, is_share = text.strip().removesuffix("%"), text.strip().endswith("%")
+    with suppress(ValueError):
+        value = float(number) / 100 if is_share else int(number)
+        if value >= 0 and (value < 1 or not is_share):
+            return value
+    raise ValueError(f"--min-area {text} is no area: give pixels, such as 50, or per cent, such as 0.1%.")
 
 
 def _without_videos(

@@ -2,6 +2,7 @@
 
 segmenter   `deepmrf.load`: a model by name, ready for images of every kind
 result      Segmentation: the labels of one image
+regions     connected regions of a label map; label maps without small or unsure ones
 pipeline    many image files: read ahead, compute, write behind
 report      PredictReport: what became of the files
 files       which image files the inputs name, and where their results go

@@ -9,10 +9,11 @@ result.save("cat.png")      # the label map; result.save("folder") writes all th
 from __future__ import annotations
 
 import io
+import math
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.data.writing import replacing
 from deepmrf.figures import LegendEntry, legend, overlay
 from deepmrf.predict.notes import FIELD, overlay_comment
+from deepmrf.predict.regions import absorb
 
 ROWS_AT_A_TIME = 512
 """Rows of an overlay to paint at a time: colours are mixed as floats, eight times the image's size."""
@@ -102,6 +104,25 @@ class Segmentation:
             pixels += np.bincount(labels, minlength=count)
             sums += np.bincount(labels, self.confidence[top : top + ROWS_AT_A_TIME].ravel(), minlength=count)
         return pixels, sums
+
+    def cleaned(self, min_area: float = 0, min_confidence: float = 0.0) -> Segmentation:
+        """The same image without small and unsure regions: each goes to the label it shares the longest border with.
+
+        min_area: pixels, or the share of the image if below 1. min_confidence: the mean probability of a region's
+        pixels. A pixel's confidence becomes that of its new label; where the probabilities were not kept, it becomes
+        the most that its old label leaves for another one.
+        """
+        check_cleaning(min_area, min_confidence)
+        pixels = math.ceil(min_area * self.labels.size if min_area < 1 else min_area)
+        labels = absorb(self.labels, self.confidence, pixels, min_confidence)
+        if labels is self.labels:
+            return self
+        confidence, changed = self.confidence.copy(), labels != self.labels
+        if self.probabilities is not None:
+            confidence[changed] = self.probabilities[(labels[changed], *np.nonzero(changed))]
+        else:
+            confidence[changed] = np.minimum(confidence[changed], 1 - confidence[changed])
+        return replace(self, labels=labels, confidence=confidence)
 
     def overlay(self, opacity: float = 0.55, longest: int | None = None, legend: bool = False) -> Image.Image:
         """The image with its labels painted over it; `longest` shrinks a larger one to that many pixels a side.
@@ -191,6 +212,14 @@ class Segmentation:
         buffer = io.BytesIO()
         self.overlay(longest=NOTEBOOK_SIDE, legend=True).save(buffer, format="PNG")
         return buffer.getvalue()
+
+
+def check_cleaning(min_area: float, min_confidence: float) -> None:
+    """Raise a ValueError where the arguments of `Segmentation.cleaned` are out of range."""
+    if not 0 <= min_area < math.inf:
+        raise ValueError(f"min_area={min_area!r} must be a number of pixels, or a share of the image below 1.")
+    if not 0 <= min_confidence <= 1:
+        raise ValueError(f"min_confidence={min_confidence!r} must be a probability, from 0 to 1.")
 
 
 def class_shares(names: tuple[str, ...], pixels: NDArray[np.int64], sums: NDArray[np.float64]) -> list[ClassShare]:

@@ -27,7 +27,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.devices import chosen_device
-from deepmrf.predict.result import Segmentation
+from deepmrf.predict.result import Segmentation, check_cleaning
 from deepmrf.predict.scales import combined, enlarged_labels, grid, margin, tiled, tiled_labels
 from deepmrf.unary.images import NO_ZOOM
 from deepmrf.unary.own import OwnNetwork
@@ -56,6 +56,8 @@ def load(
     size: int | None = None,
     max_pixels: int = MAX_PIXELS,
     network: OwnNetwork | None = None,
+    min_area: float = 0,
+    min_confidence: float = 0.0,
 ) -> Segmenter:
     """A trained model, ready for images: "animals", "street", "street-fast", a folder, a hub id; several are averaged.
 
@@ -64,13 +66,24 @@ def load(
     first; 0 never does, None takes 1.25 times the side of the model's training crops. max_pixels: refuse larger images.
     network: for folders saved around a network of your own, that network, a function that builds it, or
     "package.module:function", which imports and runs that code.
+    min_area, min_confidence: every result is `Segmentation.cleaned` by these.
     """
     if isinstance(scales, int | float):
         scales = (float(scales),)
     models = [open_model(name, network), *[open_model(path, copy.deepcopy(network)) for path in more]]
     for other, model in zip(more, models[1:], strict=True):
         model.labels.check_same(other, models[0].labels, name, "only models of equal labels can be averaged")
-    return Segmenter(models, device=device, scales=scales, flip=flip, tile=tile, size=size, max_pixels=max_pixels)
+    return Segmenter(
+        models,
+        device=device,
+        scales=scales,
+        flip=flip,
+        tile=tile,
+        size=size,
+        max_pixels=max_pixels,
+        min_area=min_area,
+        min_confidence=min_confidence,
+    )
 
 
 class Segmenter:
@@ -86,10 +99,13 @@ class Segmenter:
         tile: int | None = None,
         size: int | None = None,
         max_pixels: int = MAX_PIXELS,
+        min_area: float = 0,
+        min_confidence: float = 0.0,
     ) -> None:
         for what, value, least in (("tile", tile, 64), ("size", size or None, 64), ("max_pixels", max_pixels, 1)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ValueError(f"{what}={value!r} must be a whole number of pixels, at least {least}.")
+        check_cleaning(min_area, min_confidence)
         models = [models] if isinstance(models, torch.nn.Module) else list(models)
         if not models or not all(isinstance(model, DeepParsingNetwork) for model in models):
             kinds = ", ".join(type(model).__name__ for model in models) or "nothing"
@@ -99,6 +115,7 @@ class Segmenter:
         self.device = chosen_device(device)
         self.models = [model.to(self.device).eval() for model in models]
         self.scales, self.flip, self.tile, self.max_pixels = tuple(scales), flip, tile, max_pixels
+        self.min_area, self.min_confidence = min_area, min_confidence
         self.predict = combined(self.models, self.scales, flip)
         self.size = _trained_size(self.models) if size is None and tile is None else size or None
         fields = [model.mean_field for model in self.models]
@@ -112,6 +129,8 @@ class Segmenter:
         settings = [f"{len(self.labels)} labels: {names}", f"on {self.device}"]
         settings += [f"size={self.size}"] * bool(self.size) + [f"tile={self.tile}"] * bool(self.tile)
         settings += [f"scales={self.scales}"] * (self.scales != (1.0,)) + ["flip"] * self.flip
+        settings += [f"min_area={self.min_area}"] * bool(self.min_area)
+        settings += [f"min_confidence={self.min_confidence}"] * bool(self.min_confidence)
         return f"Segmenter({models}; {'; '.join(settings)})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,6 +162,8 @@ class Segmenter:
                 digest.update(f"{name} {tuple(value.shape)}".encode())
                 digest.update(value.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8))
         digest.update(repr((self.scales, self.flip, self.tile, self.size)).encode())
+        if self.min_area or self.min_confidence:
+            digest.update(repr((self.min_area, self.min_confidence)).encode())
         return digest.hexdigest()
 
     def __call__(self, image: Any, *, probabilities: bool | None = None) -> Segmentation:
@@ -187,7 +208,7 @@ class Segmenter:
         for image, values in zip(images, predict(batch), strict=True):  # (L, h, w)
             labels, confidence = enlarged_labels(values, height, width)
             enlarged = _enlarged(values, height, width) if keep else None
-            results.append(Segmentation(labels, confidence, image, self.labels, enlarged))
+            results.append(self.result(labels, confidence, image, enlarged))
         return results
 
     def _tile_for(self, height: int, width: int) -> int | None:
@@ -209,7 +230,20 @@ class Segmenter:
         labels, confidence = tiled_labels(
             self.predict, image, tile, self.margin, step=self.step, device=self.device, probabilities=probabilities
         )
-        return Segmentation(labels, confidence, image, self.labels, probabilities)
+        return self.result(labels, confidence, image, probabilities)
+
+    def result(
+        self,
+        labels: NDArray[np.uint8],
+        confidence: NDArray[np.float16],
+        image: Bytes,
+        probabilities: NDArray[np.float32] | None = None,
+    ) -> Segmentation:
+        """The Segmentation of an image, cleaned as this segmenter is set to."""
+        result = Segmentation(labels, confidence, image, self.labels, probabilities)
+        if self.min_area or self.min_confidence:
+            return result.cleaned(self.min_area, self.min_confidence)
+        return result
 
 
 def _enlarged(probabilities: Tensor, height: int, width: int) -> NDArray[np.float32]:

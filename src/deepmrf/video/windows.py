@@ -124,7 +124,7 @@ class ClipSegmenter:
             for seen, q in zip(window.wanted, self._average(window), strict=True):
                 image = seen.linked.frame.image
                 labels, confidence = enlarged_labels(q, *image.shape[:2])
-                results.append((seen.linked, Segmentation(labels, confidence, image, self.segmenter.labels)))
+                results.append((seen.linked, self.segmenter.result(labels, confidence, image)))
         return results
 
     @torch.inference_mode()
