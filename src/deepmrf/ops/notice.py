@@ -22,14 +22,19 @@ def announce_compilations() -> None:
 
     class Listener(event.Listener):  # type: ignore[misc, unused-ignore]
         def on_start(self, event: Any) -> None:
-            if event.data["dispatcher"].py_func.__module__.startswith("deepmrf."):
+            if _of_this_package(event):
                 _clock.start()
 
         def on_end(self, event: Any) -> None:
-            if event.data["dispatcher"].py_func.__module__.startswith("deepmrf."):
+            if _of_this_package(event):
                 _clock.stop()
 
     event.register("numba:compile", Listener())
+
+
+def _of_this_package(event: Any) -> bool:
+    function = getattr(event.data.get("dispatcher"), "py_func", None)
+    return str(getattr(function, "__module__", "")).startswith("deepmrf.")
 
 
 class _Clock:
