@@ -106,7 +106,7 @@ COMMANDS = {
     "--legend --no-legend --min-area --min-confidence --probabilities --overwrite "
     "--recursive -r --json --max-pixels --labels --frames-as-video "
     "--fps --max-frames --flow --consistency --network",
-    "train": "RECIPE --out -o --set --resume --network",
+    "train": "RECIPE --out -o --set --resume --list --network",
     "evaluate": "MODELS --data --split --scales --flip --stages --video --device --out -o --network",
     "calibrate": "MODEL --data --split --temperature -t --device --out -o --network",
     "fit": "--predictions --images --masks --out -o --folds --kernel --window --contexts --context-size --crop --batch "

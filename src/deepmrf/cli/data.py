@@ -19,7 +19,11 @@ GET_HELP = """Download a data set from its publisher: resumed where it stopped, 
 
 Names: camvid, camvid-original, voc, animals, sbd, coco, cityscapes (which needs a login: it says what to do).
 
-[bold]Example[/bold]: [cyan]deepmrf data get voc --to data[/cyan]
+ImageNet weights for recipes, from the Hugging Face hub: vgg16_imagenet_features, vgg16_imagenet,
+efficientnet_lite0_imagenet.
+
+[bold]Examples[/bold]: [cyan]deepmrf data get camvid[/cyan] into data/camvid,
+[cyan]deepmrf data get vgg16_imagenet_features[/cyan] into weights
 """
 
 CHECK_HELP = """Validate a data set: counts, missing pairs, sizes, label ids out of range, class frequencies.
@@ -31,16 +35,22 @@ CHECK_HELP = """Validate a data set: counts, missing pairs, sizes, label ids out
 
 @data_app.command(help=GET_HELP)
 def get(
-    name: Annotated[str, typer.Argument(help="Which data set.")],
-    to: Annotated[Path, typer.Option(help="Folder to put it into.")] = Path("data"),
+    name: Annotated[str, typer.Argument(help="Which data set or weights.")],
+    to: Annotated[
+        Path | None, typer.Option(show_default="data/NAME; of weights, weights", help="Folder to put it into.")
+    ] = None,
 ) -> None:
     """Download a data set from its publisher."""
     process.prepare(torch=False)
     from deepmrf.data.download import get as download
+    from deepmrf.data.weights import WEIGHTS, get_weights
 
     try:
         with sentences():
-            download(name, to)
+            if name in WEIGHTS:
+                get_weights(name, to or Path("weights"))
+            else:
+                download(name, to or Path("data") / name)
     except KeyboardInterrupt:
         fail("Interrupted: run the same command again to go on where it stopped.")
 

@@ -21,41 +21,65 @@ TRAIN_HELP = """Train a Deep Parsing Network by a recipe: the paper's four stage
 The run's folder holds the resolved recipe, a checkpoint that is always whole, metrics.json, TensorBoard's events
 and the model. Stop it when you like; [bold]--resume[/bold] continues exactly where it was.
 
+A recipe is a .toml file, or the name of one that comes with deepmrf: [cyan]--list[/cyan] shows them. They expect their
+data and ImageNet weights where [bold]deepmrf data get[/bold] puts them.
+
 [bold]Examples[/bold]
 
-[cyan]deepmrf train recipes/street.toml --set data.train=camvid:data/camvid -o runs/fast[/cyan]
+[cyan]deepmrf train street --set data.train=camvid:data/camvid -o runs/fast[/cyan]
 
-[cyan]deepmrf train recipes/street.toml -o runs/fast --resume[/cyan]
+[cyan]deepmrf train street -o runs/fast --resume[/cyan]
 
-[cyan]deepmrf train recipes/camvid-vgg16.toml --set seed=1 --set stage.joint.steps=500[/cyan]
+[cyan]deepmrf train camvid-vgg16 --set seed=1 --set stage.joint.steps=500[/cyan]
 
 [cyan]deepmrf train recipe.toml --network mynet:build[/cyan]: a network of your own instead of the recipe's
 
-[cyan]accelerate launch -m deepmrf train recipes/camvid-strong.toml[/cyan]: on several GPUs or machines
+[cyan]accelerate launch -m deepmrf train camvid-strong[/cyan]: on several GPUs or machines
 """
 
 
+def _list_recipes(asked: bool) -> None:
+    """For --list: print the recipes that come with deepmrf and exit, whatever else was given."""
+    if not asked:
+        return
+    from deepmrf.training.recipes import bundled_recipes, describe_recipe
+
+    console, recipes = Console(), bundled_recipes()
+    width = max(map(len, recipes), default=0)
+    for name, path in recipes.items():
+        say(f"{name:<{width}}  {describe_recipe(path)}", console)
+    folder = next((path.parent for path in recipes.values()), None)
+    say(f"The files are in {folder}: copy one to change it, or use --set." if folder else "There are none.", console)
+    raise typer.Exit
+
+
 def train_command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a .toml file.")],
+    recipe: Annotated[str, typer.Argument(help="The recipe: a .toml file, or a name of --list.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder; runs/RECIPE by default.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override the recipe; may be repeated.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
+    listed: Annotated[
+        bool,
+        typer.Option("--list", callback=_list_recipes, is_eager=True, help="Show the recipes of deepmrf and stop."),
+    ] = False,
     network: NetworkOption = None,
 ) -> None:
     """Train a Deep Parsing Network by a recipe."""
     process.prepare()
     from deepmrf.training.loop import train
     from deepmrf.training.recipe import read_recipe
+    from deepmrf.training.recipes import find_recipe
     from deepmrf.training.start import STATE_FILE
 
-    console, folder = Console(), out or Path("runs") / recipe.stem
+    console, name = Console(), Path(recipe).stem
+    folder = out or Path("runs") / name
     repeated = [word for setting in settings or [] for word in ("--set", setting)]
     repeated += ["--network", network] if network else []
-    again = _as_command("deepmrf", "train", str(recipe), "-o", str(folder), "--resume", *repeated)
+    again = _as_command("deepmrf", "train", recipe, "-o", str(folder), "--resume", *repeated)
     try:
-        loaded = read_recipe(recipe, split_settings(settings, "seed=1"))
+        loaded = read_recipe(find_recipe(recipe), split_settings(settings, "seed=1"))
         with Bars(console, keep=True) as bars, own_code(network):
 
             def show(name: str, done: int, total: int, values: dict[str, float]) -> None:
@@ -73,7 +97,7 @@ def train_command(
         fail(f"Stopped, {reason}.")
     keys = ("miou", "pixel_accuracy", "ta", "la", "ba")
     rows = [(stage, *[percent(values[key]) for key in keys]) for stage, values in scores.items()]
-    title = f"{recipe.stem}, {loaded.data.val_split}, seed {loaded.seed}"
+    title = f"{name}, {loaded.data.val_split}, seed {loaded.seed}"
     console.print(table(("after stage", "mIoU", "pixels", "TA", "LA", "BA"), rows, title))
     say(f"The model is in {folder / 'model'}.", console)
 

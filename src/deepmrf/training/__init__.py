@@ -1,6 +1,7 @@
 """Training: the paper's four stages, from a recipe to a saved model.
 
 recipe       a TOML file as frozen dataclasses
+recipes      the recipes that come with deepmrf, by name
 start        folder, data and model that a run starts from
 loop         the loop over stages and steps
 run          what a run saves, resumes from, measures and reports

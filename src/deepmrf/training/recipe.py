@@ -171,7 +171,7 @@ def read_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Re
     """Read a recipe file, apply the overrides and check the result."""
     path = Path(path)
     if not path.is_file():
-        raise RecipeError(f"There is no recipe {path}: pass a .toml file, such as one of the folder recipes.")
+        raise RecipeError(f"There is no recipe {path}: pass a .toml file.")
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

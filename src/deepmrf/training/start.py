@@ -14,6 +14,7 @@ from pathlib import Path
 
 from deepmrf.data import open_data
 from deepmrf.data.dataset import Dataset
+from deepmrf.data.weights import WEIGHTS
 from deepmrf.data.writing import check_folder
 from deepmrf.layers import MeanField
 from deepmrf.models.names import from_folder, open_model
@@ -107,7 +108,8 @@ def _new_model(
     if recipe.unary.imagenet:
         path = Path(recipe.unary.imagenet)
         if not path.is_file():
-            raise RecipeError(f"unary.imagenet: there is no file {path}; set it, or leave it empty to start at random.")
+            remedy = f"fetch it with: deepmrf data get {path.stem}" if path.stem in WEIGHTS else "give one that exists"
+            raise RecipeError(f"unary.imagenet: there is no file {path}; empty it to start at random, or {remedy}")
         message(str(model.unary.load_imagenet(path)))  # type: ignore[operator]
     if recipe.unary.start:
         folder = Path(recipe.unary.start)
