@@ -12,15 +12,15 @@ import deepmrf
 from deepmrf.cli import app
 
 NAMES = {
-    "deepmrf": "DeepParsingNetwork LabelContexts LabelSet MeanField Segmentation Segmenter TriplePenalty crf_rnn "
-    "dense_crf load ops",
+    "deepmrf": "DeepParsingNetwork InputWarning LabelContexts LabelSet MeanField Segmentation Segmenter TriplePenalty "
+    "crf_rnn dense_crf load ops",
     "deepmrf.data": "ANIMALS CAMVID CITYSCAPES VOC Augment DataError DataReport Dataset Item LabelSet add_sbd animals "
     "camvid check cityscapes coco folder get open_data synthetic voc write_folder",
     "deepmrf.densecrf": "CONST_KERNEL DIAG_KERNEL FULL_KERNEL NORMALIZE_AFTER NORMALIZE_BEFORE NORMALIZE_SYMMETRIC "
     "NO_NORMALIZATION DenseCRF DenseCRF2D KernelType NormalizationType bilateralfilter bilateralfilter_batch utils",
     "deepmrf.export": "TOLERANCE Comparison centre_crops check_path compare export synthetic_images",
     "deepmrf.flow": "Flow between cached compose consistent estimate inside join read_flo warp",
-    "deepmrf.layers": "LabelContexts MeanField TriplePenalty crf_rnn dense_crf",
+    "deepmrf.layers": "InputWarning LabelContexts MeanField TriplePenalty crf_rnn dense_crf",
     "deepmrf.losses": "DenseCRFLoss GatedCRFLoss",
     "deepmrf.ops": "distance_penalty gaussian_blur gaussian_penalty label_contexts local_sum low_rank_contexts "
     "separate strided_contexts use",

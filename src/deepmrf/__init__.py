@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from deepmrf import ops
     from deepmrf.data.labels import LabelSet
-    from deepmrf.layers import LabelContexts, MeanField, TriplePenalty, crf_rnn, dense_crf
+    from deepmrf.layers import InputWarning, LabelContexts, MeanField, TriplePenalty, crf_rnn, dense_crf
     from deepmrf.models.parsing_network import DeepParsingNetwork
     from deepmrf.predict.result import Segmentation
     from deepmrf.predict.segmenter import Segmenter, load
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "DeepParsingNetwork",
+    "InputWarning",
     "LabelContexts",
     "LabelSet",
     "MeanField",
@@ -54,7 +55,7 @@ __all__ = [
 ]
 _HOMES = {
     "data.labels": ("LabelSet",),
-    "layers": ("LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf"),
+    "layers": ("InputWarning", "LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf"),
     "models.parsing_network": ("DeepParsingNetwork",),
     "predict.result": ("Segmentation",),
     "predict.segmenter": ("Segmenter", "load"),

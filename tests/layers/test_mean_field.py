@@ -373,6 +373,7 @@ PICTURES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::deepmrf.InputWarning")  # of bytes as floats
 @pytest.mark.parametrize("picture", PICTURES)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("kernel", ["distance", "gaussian"])
@@ -385,6 +386,7 @@ def test_untrained_it_returns_its_input(kernel, dims, picture, chosen):
     torch.testing.assert_close(mrf(log_p, image), log_p, rtol=0, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore::deepmrf.InputWarning")  # of bytes as floats
 @pytest.mark.parametrize("chosen", [{"average": False}, {"iterations": 3}, {"window": 3}], ids=str)
 def test_untrained_it_returns_its_input_in_other_settings(chosen):
     log_p = torch.randn(1, 4, 60, 60).mul(3).log_softmax(1)

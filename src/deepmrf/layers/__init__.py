@@ -6,11 +6,13 @@ mean_field       b15, and the full step b12 to b15
 linking          dynamic node linking: neighbours in time along the optical flow
 crf              dense CRF, CRF-RNN and DSN as settings of the same step
 inputs           checks of the arguments
+units            InputWarning: arguments that seem to be in another unit
 """
 
 from deepmrf.layers.crf import crf_rnn, dense_crf
 from deepmrf.layers.label_contexts import LabelContexts
 from deepmrf.layers.mean_field import MeanField
 from deepmrf.layers.triple_penalty import TriplePenalty
+from deepmrf.layers.units import InputWarning
 
-__all__ = ["LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf"]
+__all__ = ["InputWarning", "LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf"]

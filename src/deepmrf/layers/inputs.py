@@ -25,6 +25,11 @@ def check_maps(name: str, maps: Tensor, channels: int | None, dims: int, meaning
         elif len(shape) <= dims:
             remedy = f"it needs {dims} spatial axes (dims={dims})"
         raise ValueError(f"{name} must have shape {expected}, but has {shape}: {remedy}.")
+    if channels is not None and shape[1] != channels and shape[-1] == channels:
+        raise ValueError(
+            f"{name} must have shape {expected}, but has {shape}: its {meaning} lie along the last axis; bring them "
+            "forward with .movedim(-1, 1)."
+        )
     if channels is not None and shape[1] != channels:
         raise ValueError(
             f"{name} must have shape {expected}, but has {shape}: axis 1 holds {shape[1]} {meaning}, "
@@ -56,7 +61,7 @@ def check_image(image: Tensor | None, like: Tensor, features: int, dims: int) ->
     if tuple(image.shape) != expected:
         raise ValueError(
             f"image has shape {tuple(image.shape)}, but the label maps need {expected}: "
-            "batch and size must be the same, so resize one of them."
+            "batch and size must be the same, so resize one of them (torch.nn.functional.interpolate)."
         )
     if image.device != like.device:
         raise ValueError(f"image is on {image.device}, the label maps on {like.device}: move one with .to(device).")

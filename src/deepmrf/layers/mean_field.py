@@ -39,6 +39,7 @@ from deepmrf.layers.inputs import (
 from deepmrf.layers.label_contexts import INITIAL_WEIGHT, LabelContexts, default_context_size
 from deepmrf.layers.linking import Links
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty, default_window
+from deepmrf.layers.units import readable, warn_of_image, warn_of_scores
 from deepmrf.ops.lattice.mean_field import mean_field as dense_mean_field
 from deepmrf.ops.registry import needs_gradient
 from deepmrf.ops.softmax import exp, log, log_softmax_of_difference, negative, softmax
@@ -68,7 +69,8 @@ class MeanField(nn.Module):
     and the probabilities are better calibrated. `deepmrf calibrate` chooses it.
     features, spacing, average, smoothness, normalize, size, temporal: see TriplePenalty.
 
-    Untrained, it returns its normalised input: adding it to a trained network breaks nothing.
+    Untrained, it returns its normalised input: adding it to a trained network breaks nothing. The first call warns of
+    input that seems to be in another unit (InputWarning); `mrf.check_values = False` turns that off.
     """
 
     def __init__(
@@ -110,6 +112,9 @@ class MeanField(nn.Module):
         }
         """The constructor's arguments as plain JSON, defaults filled in."""
         self.iterations, self.temperature = iterations, temperature
+        self.check_values = True
+        """Does the next call look at its numbers, and warn (InputWarning) where they seem to be in another unit? The
+        first call does, and sets this to False."""
         self.triple_penalty = TriplePenalty(
             window,
             dims=dims,
@@ -195,8 +200,19 @@ class MeanField(nn.Module):
             check_finite("image", image)
         if flow is not None:
             self._check_flow(flow, log_p)
+        if readable(log_p) and self.check_values:  # in this order: a compiled graph must not depend on check_values
+            self._check_units(log_p, image)
         with torch.autocast(log_p.device.type, enabled=False):  # half precision is not enough for the sums
             return self._iterate(log_p, image, flow).to(log_p.dtype)
+
+    def _check_units(self, log_p: Tensor, image: Tensor | None) -> None:
+        self.check_values = False
+        warn_of_scores(log_p, self.unary == "sigmoid")
+        penalty = self.triple_penalty
+        is_rgb = penalty.features == 3 and (self.dims == 2 or penalty.temporal)
+        if image is not None and is_rgb and image.is_floating_point() and readable(image):
+            gaussian = penalty.kernel in ("gaussian", "global")
+            warn_of_image(image, float(penalty.log_colour_width.detach().exp()) if gaussian else None)
 
     def _check_flow(self, flow: Flow, log_p: Tensor) -> None:
         if not isinstance(flow, Flow):

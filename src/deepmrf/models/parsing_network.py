@@ -28,6 +28,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.flow import Flow
 from deepmrf.flow.clip import fold, unfold
 from deepmrf.layers import MeanField
+from deepmrf.layers.units import readable, warn_of_logits
 from deepmrf.models.folder import (
     FORMAT,
     check_sizes,
@@ -71,6 +72,8 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
         card: Card | None = None,
     ) -> None:
         super().__init__()
+        self.check_values = True
+        """Does the next call warn (InputWarning) if a network of the user's own returns probabilities?"""
         labels = labels if isinstance(labels, LabelSet) else LabelSet(tuple(labels))
         count = getattr(unary, "labels", len(labels))
         if isinstance(count, int) and count != len(labels):
@@ -101,7 +104,8 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
         return logits.log_softmax(1)
 
     def _logits(self, image: Tensor) -> Tensor:
-        if image.dtype == torch.uint8 and not isinstance(self.unary, (*unaries.NETWORKS, unaries.Wrapped)):
+        built_in = isinstance(self.unary, unaries.NETWORKS)
+        if image.dtype == torch.uint8 and not built_in and not isinstance(self.unary, unaries.Wrapped):
             image = image / 255  # what networks of the user's own expect
         logits = self.unary(image)
         if not isinstance(logits, Tensor):
@@ -115,6 +119,9 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
                 f"{type(self.unary).__name__} returned logits of shape {tuple(logits.shape)}, where {expected} is "
                 "needed: pass deepmrf.unary.wrap(network, labels), which brings them to the image's size."
             )
+        if not built_in and readable(logits) and self.check_values:
+            self.check_values = False
+            warn_of_logits(self.summary().split(" ")[0], logits)
         return logits.float()
 
     def refined(self, log_p: Tensor, image: Tensor, flow: Flow | None = None) -> Tensor:
