@@ -72,6 +72,7 @@ PARAMETERS = {
     "Segmentation.totals": "self",
     "Segmentation.cleaned": "self min_area min_confidence",
     "Segmentation.overlay": "self opacity longest legend",
+    "Segmentation.polygons": "self name",
     "Segmentation.mask": "self",
     "Segmentation.save": "self path",
     "Segmentation.save_labels": "self path note",
@@ -104,7 +105,7 @@ PROPERTIES = {
 COMMANDS = {
     "predict": "INPUTS --out -o --model -m --scales --flip --tile --size --device --batch --overlay --no-overlay "
     "--legend --no-legend --min-area --min-confidence --probabilities --overwrite "
-    "--recursive -r --json --max-pixels --labels --frames-as-video "
+    "--recursive -r --json --coco --max-pixels --labels --frames-as-video "
     "--fps --max-frames --flow --consistency --network",
     "train": "RECIPE --out -o --set --resume --list --network",
     "evaluate": "MODELS --data --split --scales --flip --stages --video --device --out -o --network",

@@ -61,7 +61,7 @@ def test_one_picture(type_in):
     lines = plain(result.stdout).strip().splitlines()
     assert lines[0].split() == ["class", "pixels", "confidence"]
     assert lines[1].split()[0] in ANIMALS.names
-    assert lines[-1] == "Wrote segmented/cat.png and segmented/cat_overlay.jpg."
+    assert lines[-1] == "Wrote segmented/cat.png and segmented/cat_overlay.jpg (to look at)."
     with Image.open("segmented/cat.png") as made:
         assert (made.mode, made.size) == ("P", (60, 40))
     with Image.open("segmented/cat_overlay.jpg") as made:
@@ -202,6 +202,19 @@ def test_small_and_unsure_regions(type_in):
     assert "1 there already" in type_in("predict", "cat.png", "-o", "out", "--min-confidence", "1").stdout
 
 
+def test_outlines_of_all_images_now_and_earlier(type_in):
+    draw("in/a.png", "in/b.png")
+    assert type_in("predict", "in/b.png", "-o", "out").exit_code == 0
+    result = type_in("predict", "in", "-o", "out", "--coco", "coco/all.json", "--min-area", "9")
+    assert result.exit_code == 0, result.output
+    assert "Wrote the outlines of the regions to coco/all.json." in plain(result.stdout)
+    first = Path("coco/all.json").read_bytes()
+    assert [image["file_name"] for image in json.loads(first)["images"]] == ["a.png", "b.png"]
+    again = type_in("predict", "in", "-o", "out", "--coco", "coco/all.json", "--min-area", "9")
+    assert "2 there already" in again.stdout
+    assert Path("coco/all.json").read_bytes() == first
+
+
 def test_too_many_pixels(type_in):
     draw("large.png", size=(300, 400))
     result = type_in("predict", "large.png", "--max-pixels", "100000")
@@ -230,6 +243,7 @@ def test_too_many_pixels(type_in):
         (("--min-area", "100%"), "--min-area 100% is no area"),
         (("--min-area", "0.5"), "--min-area 0.5 is no area"),
         (("--min-confidence", "50"), "min_confidence=50.0 must be a probability, from 0 to 1"),
+        (("--coco", "folder"), "--coco folder cannot be written: name a file, such as folder/found.json"),
         (("--device", "meta"), "device='meta' cannot be used here"),
     ],
 )
@@ -306,7 +320,7 @@ def test_names_that_look_like_markup_or_cannot_be_written(tmp_path, model_folder
     told = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run(words, cwd=tmp_path, env=told, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "Wrote out/???.png and out/???_overlay.jpg."
+    assert done.stdout.splitlines()[-1] == "Wrote out/???.png and out/???_overlay.jpg (to look at)."
     with Image.open(tmp_path / "out" / name) as made:
         shown = [config["labels"]["names"][n] for n in sorted(set(np.array(made).ravel().tolist()))]
     assert {"[bold]", "[/x]"} & set(shown), "the test needs one of them"

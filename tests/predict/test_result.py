@@ -197,6 +197,19 @@ def test_cleaning_takes_areas_and_probabilities(settings):
         segmentation().cleaned(**settings)
 
 
+def test_polygons():
+    found = speckled()
+    assert [(p.name, p.area) for p in found.polygons()] == [
+        *(("background", 1031), ("cat", 138), ("horse", 25), ("dog", 6)),
+    ]
+    [cat] = found.polygons("cat")
+    assert len(cat.holes) == 1
+    assert [p.name for p in found.polygons(CAT)] == ["cat"]
+    assert found.polygons("sheep") == []
+    with pytest.raises(KeyError, match="no label 'cats'"):
+        found.polygons("cats")
+
+
 def test_what_is_in_it():
     found = segmentation(width=3)
     assert list(found) == ["cat", "background"]

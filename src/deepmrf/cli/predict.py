@@ -121,6 +121,9 @@ def predict_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Do again what is done; replace other files.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Look into folders of folders.")] = False,
     summary: Annotated[Path | None, typer.Option("--json", help="Write what was found, file by file, as JSON.")] = None,
+    coco: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the outlines of all regions as COCO's JSON.")
+    ] = None,
     max_pixels: Annotated[
         int | None, typer.Option(show_default="250000000, about 3.3 GB", help="Refuse images of more pixels, unread.")
     ] = None,
@@ -146,8 +149,10 @@ def predict_command(
     inputs, factors = split_scales(inputs, scales or [])
     process.prepare()
     try:
-        if summary is not None:
-            _check_json(summary)
+        for option, path in (("--json", summary), ("--coco", coco)):
+            if path is not None:
+                _check_json(option, path)
+        from deepmrf.predict.coco import write_coco
         from deepmrf.predict.pipeline import Options, segment_files
         from deepmrf.predict.segmenter import MAX_PIXELS, load
 
@@ -164,18 +169,22 @@ def predict_command(
                 min_area=_area(min_area),
                 min_confidence=min_confidence,
             )
-        options = video.VideoOptions(overlay, labels, frames, fps, max_frames, flow, consistency, probabilities, legend)
+        options = video.VideoOptions(
+            overlay, labels, frames, fps, max_frames, flow, consistency, probabilities, legend, coco is not None
+        )
         inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options)
         _check_out(inputs, out)
         with Bars(console) as bars:
             written = Options(overlay, probabilities, overwrite, batch, legend)
             report = segment_files(segmenter, inputs, out, written, bars.progress("images"), recursive)
+            if coco is not None:
+                write_coco(coco, report.images, segmenter.labels, bars.progress("outlines"))
         if summary is not None:
             _write_json(report, summary, model or ["animals"], videos)
     except (ValueError, OSError, TypeError, ImportError) as error:
         fail(error)
     if inputs:
-        _show(report, out, console)
+        _show(report, out, coco, console)
     if code or report.failed or report.interrupted:
         raise typer.Exit(130 if report.interrupted else code or 1)
 
@@ -222,7 +231,7 @@ def _check_out(inputs: Sequence[str], out: Path) -> None:
         raise ValueError(f"{out} would be a video, but {images[0]} is an image: give a folder with --out.")
 
 
-def _show(report: PredictReport, out: Path, console: Console) -> None:
+def _show(report: PredictReport, out: Path, coco: Path | None, console: Console) -> None:
     images = len(report.done) + len(report.earlier)
     if images:
         several = images > 1
@@ -237,6 +246,8 @@ def _show(report: PredictReport, out: Path, console: Console) -> None:
     warn([reason for _, reason in report.failed[:MAX_FAILURES_SHOWN]], console)
     if len(report.failed) > MAX_FAILURES_SHOWN:
         warn([f"... and {len(report.failed) - MAX_FAILURES_SHOWN} more."], console)
+    if coco is not None and report.images:
+        say(f"Wrote the outlines of the regions to {coco}.", console)
     say(_conclusion(report, out), console)
 
 
@@ -247,7 +258,8 @@ def _conclusion(report: PredictReport, out: Path) -> str:
     if report.interrupted:
         return f"Interrupted: {counts or 'nothing was done'}; the same command goes on from here."
     if len(report.done) == 1 and not report.skipped and not report.failed:
-        *others, last = [str(path) for path in report.done[0].files.all()]
+        files = report.done[0].files
+        *others, last = [f"{path} (to look at)" if path == files.overlay else str(path) for path in files.all()]
         return f"Wrote {', '.join(others)} and {last}." if others else f"Wrote {last}."
     if report.done or report.skipped:
         again = "; --overwrite does them again" if report.skipped and not report.done else ""
@@ -255,14 +267,16 @@ def _conclusion(report: PredictReport, out: Path) -> str:
     return f"Nothing was segmented: {counts}."
 
 
-def _check_json(path: Path) -> None:
+def _check_json(option: str, path: Path) -> None:
     """Before the work: can the file be written?"""
     if path.is_dir():
-        raise ValueError(f"--json {path} cannot be written: name a file, such as {path / 'found.json'}.")
+        raise ValueError(f"{option} {path} cannot be written: name a file, such as {path / 'found.json'}.")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"--json {path} cannot be written, as {path.parent} is no folder for it: choose another one.")
+        raise ValueError(
+            f"{option} {path} cannot be written, as {path.parent} is no folder for it: choose another one."
+        )
 
 
 def _write_json(report: PredictReport, path: Path, models: Sequence[str], videos: Sequence[dict[str, Any]]) -> None:

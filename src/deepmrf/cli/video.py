@@ -39,6 +39,8 @@ class VideoOptions:
     """Given, but only possible for images."""
     legend: bool = True
     """Draw the classes and their colours below or beside the frames."""
+    coco: bool = False
+    """Given, but only possible for images."""
 
 
 def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[str] = ()) -> None:
@@ -54,6 +56,8 @@ def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[
         raise ValueError("Nothing would be written of the video: give --labels DIR, or leave out --no-overlay.")
     if videos and options.probabilities:
         raise ValueError("--probabilities is for images: those of every frame of a video would fill a disk.")
+    if videos and options.coco:
+        raise ValueError("--coco is for images: give the frames as a folder of images, without a video for --out.")
     if len(videos) > 1 and options.labels is not None:
         raise ValueError(f"{options.labels} would get the label maps of {len(videos)} videos: give them in turn.")
     if len(videos) > 1 and names_video(out):

@@ -4,6 +4,8 @@ segmenter   `deepmrf.load`: a model by name, ready for images of every kind
 result      Segmentation: the labels of one image
 regions     connected regions of a label map; label maps without small or unsure ones
 pipeline    many image files: read ahead, compute, write behind
+polygons    outlines of the regions, exact to the pixel
+coco        the regions of label maps as COCO's JSON
 report      PredictReport: what became of the files
 files       which image files the inputs name, and where their results go
 notes       what a result file says of its image and model

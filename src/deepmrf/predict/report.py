@@ -46,12 +46,17 @@ class PredictReport(ClassTotals):
         """The images whose results were there already."""
         return [image.path for image in self.earlier]
 
+    @property
+    def images(self) -> list[ImageReport]:
+        """The images that are done, now or earlier."""
+        return [*self.earlier, *self.done]
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
         return {
             "classes": list(self.names),
             "found": _plain([share for share, _ in self.summary()]),
-            "images": [image.to_dict() for image in (*self.earlier, *self.done)],
+            "images": [image.to_dict() for image in self.images],
             "skipped": [str(path) for path in self.skipped],
             "failed": [{"image": str(path), "why": reason} for path, reason in self.failed],
         }

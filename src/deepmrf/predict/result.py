@@ -28,6 +28,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.data.writing import replacing
 from deepmrf.figures import LegendEntry, legend, overlay
 from deepmrf.predict.notes import FIELD, overlay_comment
+from deepmrf.predict.polygons import Polygon, find_polygons
 from deepmrf.predict.regions import absorb
 
 ROWS_AT_A_TIME = 512
@@ -75,10 +76,14 @@ class Segmentation:
 
     def __getitem__(self, name: str | int) -> NDArray[np.bool_]:
         """Where a label is, (H, W) of bool, by its name or number."""
+        mask: NDArray[np.bool_] = self.labels == self._number(name)
+        return mask
+
+    def _number(self, name: str | int) -> int:
+        """The number of a label, by its name or number."""
         number = self.names.index(name) if isinstance(name, str) and name in self.names else name
         if isinstance(number, int | np.integer) and 0 <= number < len(self.names):
-            mask: NDArray[np.bool_] = self.labels == number
-            return mask
+            return int(number)
         near = get_close_matches(str(name), self.names, 1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise KeyError(f"There is no label {name!r}: the labels are {', '.join(self.names)}.{guess}")
@@ -156,6 +161,14 @@ class Segmentation:
         size = (max(1, round(width * factor)), max(1, round(height * factor)))
         image = Image.fromarray(self.image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
         return np.array(image), np.array(Image.fromarray(self.labels).resize(size, Image.Resampling.NEAREST))
+
+    def polygons(self, name: str | int | None = None) -> list[Polygon]:
+        """The outlines of the connected regions, exact to the pixel and the largest first; of one label, if named.
+
+        Coordinates are (x, y) at the corners of pixels. Holes are rings of their own (`Polygon.holes`).
+        """
+        wanted = range(len(self.names)) if name is None else [self._number(name)]
+        return [polygon for polygon in find_polygons(self.labels, self.names) if polygon.label in wanted]
 
     def mask(self) -> Image.Image:
         """The label map as an image of 8-bit ids with a palette."""
