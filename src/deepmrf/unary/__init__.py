@@ -9,6 +9,7 @@ libraries  from_transformers, from_smp, from_torchvision: networks of these libr
 own        a network of the user's own by the name of the function that builds it
 imagenet   ImageNet weights from safetensors, and the report of what was loaded
 images     checks, normalisation, zooming and upsampling of images
+network    what networks share: their constructor's arguments, the way through a U-shaped network
 
 Each network normalises its images itself, and has `name`, `config` and `load_imagenet(path)`;
 build(net.name, **net.config) builds the same architecture.

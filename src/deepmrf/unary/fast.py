@@ -13,24 +13,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deepmrf.layers.inputs import check_count
 from deepmrf.unary.imagenet import Loaded, read, transfer
-from deepmrf.unary.images import (
-    NO_ZOOM,
-    Normalise,
-    check_dropout,
-    check_stride,
-    check_zoom,
-    constructor_arguments,
-    unzoomed,
-    zoomed,
-)
+from deepmrf.unary.images import Normalise
+from deepmrf.unary.network import UShapedNetwork
 
 STAGES = (
     (1, 3, 1, 1, 16),
@@ -48,8 +38,6 @@ LAST_BLOCKS = (0, 2, 4, 10, 15)
 """The last block at strides 2, 4, 8, 16 and 32."""
 CHANNELS = (16, 24, 40, 112, 320)
 """Channels of those blocks."""
-STRIDES = (2, 4, 8)
-"""Strides at which the decoder can end."""
 
 
 class Unit(nn.Module):
@@ -182,7 +170,7 @@ class Up(nn.Module):
         return self.refine(functional.relu6(joined, inplace=True))  # type: ignore[no-any-return]
 
 
-class Fast(nn.Module):
+class Fast(UShapedNetwork):
     """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
 
     labels: L. width: the decoder's channels at strides 32, 16 and 8; 3/4 of it at 4 and 3/8 at 2.
@@ -194,6 +182,7 @@ class Fast(nn.Module):
     """
 
     name = "fast"
+    STRIDES = (2, 4, 8)
 
     def __init__(
         self,
@@ -205,15 +194,10 @@ class Fast(nn.Module):
         norm_momentum: float = NORM_MOMENTUM,
         zoom: float = 1,
     ) -> None:
-        super().__init__()
-        check_count("labels", labels)
-        check_count("width", width)
-        check_stride(stride, STRIDES)
+        super().__init__(labels, width, dropout, stride, zoom)
         if width % 8:
             raise ValueError(f"width={width} must be a multiple of 8: the finer levels have 3/4 and 3/8 of it.")
-        check_dropout(dropout)
-        self.labels, self.width, self.dropout, self.norm_momentum = labels, width, dropout, norm_momentum
-        self.stride, self.zoom = stride, check_zoom(zoom)
+        self.norm_momentum = norm_momentum
         self.normalise = Normalise((127.0,) * 3, (128.0,) * 3, (0.0, 255.0))
         self.encoder = EfficientNetLite0()
         fine, finest = width * 3 // 4, width * 3 // 8
@@ -224,29 +208,21 @@ class Fast(nn.Module):
                 Up(width, CHANNELS[2], width, Unit(width, width, 3), Unit(width, width, 3)),
                 Up(width, CHANNELS[1], fine, Unit(fine, fine, 3), separable(fine, fine, 5)),
                 Up(fine, CHANNELS[0], finest, Unit(finest, finest, 3), Unit(finest, finest, 3)),
-            ][: len(STRIDES) + 1 - STRIDES.index(stride)]
+            ][: 4 - self.STRIDES.index(stride)]
         )
-        channels = (finest, fine, width)[STRIDES.index(stride)]
+        channels = (finest, fine, width)[self.STRIDES.index(stride)]
         self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(channels, labels, 1))
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = norm_momentum
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments: Fast(**config) is the same architecture."""
-        return constructor_arguments(self)
-
-    def forward(self, image: Tensor) -> Tensor:
-        zoom = NO_ZOOM if self.training else self.zoom
+    def encode(self, image: Tensor) -> list[Tensor]:
         # Depthwise filters are faster on CPUs in channels-last memory.
-        zoomed_image = zoomed(self.normalise(image), zoom).contiguous(memory_format=torch.channels_last)
-        maps = self.encoder(zoomed_image)
-        x = self.context(maps.pop())  # (B, width, H / 32, W / 32)
-        for up in self.decoder:
-            x = up(x, maps.pop())
-        logits = align(self.classify(x), self.stride, zoomed_image.shape[-2:])
-        return unzoomed(logits, image.shape[-2:], zoom)  # (B, L, H, W)
+        *maps, coarsest = self.encoder(image.contiguous(memory_format=torch.channels_last))
+        return [*maps, self.context(coarsest)]  # (B, width, H / 32, W / 32)
+
+    def upsample(self, logits: Tensor, size: Sequence[int]) -> Tensor:
+        return align(logits, self.stride, size)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
         """Load ImageNet's EfficientNet-Lite0 into the encoder from a safetensors file (`_conv_stem.weight`, ...)."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,24 +71,6 @@ def check_image(image: Tensor, channels: int) -> None:
                 f"image holds values from {low:.3g} to {high:.3g}, but must be in [0, 1] and not normalised: "
                 "divide bytes by 255 or pass them as uint8."
             )
-
-
-def constructor_arguments(network: nn.Module) -> dict[str, Any]:
-    """The arguments that a network was built with, from its attributes of the same names."""
-    values = {name: getattr(network, name) for name in inspect.signature(type(network)).parameters}
-    return {name: float(value) if isinstance(value, Fraction) else value for name, value in values.items()}
-
-
-def check_dropout(value: float) -> None:
-    """Require a probability below 1."""
-    if not 0 <= value < 1:
-        raise ValueError(f"dropout={value!r} must be a probability, at least 0 and under 1.")
-
-
-def check_stride(value: int, strides: Sequence[int]) -> None:
-    """Require a stride at which the decoder can end."""
-    if value not in strides:
-        raise ValueError(f"stride={value!r} is unknown: the decoder can end at {', '.join(map(str, strides))}.")
 
 
 def check_zoom(value: float) -> Fraction:

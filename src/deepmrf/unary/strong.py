@@ -13,32 +13,19 @@ passes a 1 x 1 convolution with batch norm. ImageNet's features stay untouched.
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from deepmrf.layers.inputs import check_count
 from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vgg16_names
-from deepmrf.unary.images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    NO_ZOOM,
-    Normalise,
-    check_dropout,
-    check_stride,
-    check_zoom,
-    constructor_arguments,
-    enlarge,
-    unzoomed,
-    zoomed,
-)
+from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, enlarge
+from deepmrf.unary.network import UShapedNetwork
 from deepmrf.unary.vgg16 import convolutions, pooling
 
 ENCODER = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """Channels and convolutions of VGG-16's groups, at strides 1, 2, 4, 8 and 16."""
-STRIDES = (1, 2, 4, 8)
-"""Strides at which the decoder can end."""
+CONTEXT_DILATIONS = (2, 4, 8)
 
 
 def _unit(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Sequential:
@@ -53,15 +40,15 @@ def _unit(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Seq
 class Context(nn.Module):
     """Join surroundings at several distances and the image's mean: (B, inputs, H, W) -> (B, outputs, H, W)."""
 
-    def __init__(self, inputs: int, outputs: int, dilations: tuple[int, ...] = (2, 4, 8)) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         part = outputs // 2
         self.reduce = _unit(inputs, outputs, 1)
         self.near = _unit(outputs, part, 1)
-        self.around = nn.ModuleList([_unit(outputs, part, dilation=dilation) for dilation in dilations])
+        self.around = nn.ModuleList([_unit(outputs, part, dilation=dilation) for dilation in CONTEXT_DILATIONS])
         # No batch norm: a batch of one image has one value per channel, and no statistics.
         self.whole = nn.Sequential(nn.Conv2d(outputs, part, 1), nn.ReLU(inplace=True))
-        self.join = _unit(part * (len(dilations) + 2), outputs, 1)
+        self.join = _unit(part * (len(CONTEXT_DILATIONS) + 2), outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.reduce(x)
@@ -82,7 +69,7 @@ class Up(nn.Module):
         return self.merge(torch.cat([larger, self.lateral(skip)], 1))  # type: ignore[no-any-return]
 
 
-class Strong(nn.Module):
+class Strong(UShapedNetwork):
     """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
 
     labels: L. width: the decoder's channels at full resolution; it has 2, 3 and 4 times as many at strides 2, 4 and 8.
@@ -94,6 +81,7 @@ class Strong(nn.Module):
     """
 
     name = "strong"
+    STRIDES = (1, 2, 4, 8)
 
     def __init__(
         self,
@@ -105,13 +93,8 @@ class Strong(nn.Module):
         stride: int = 1,
         zoom: float = 1,
     ) -> None:
-        super().__init__()
-        check_count("labels", labels)
-        check_count("width", width)
-        check_dropout(dropout)
-        check_stride(stride, STRIDES)
-        self.labels, self.width, self.dropout, self.encoder_norm = labels, width, dropout, encoder_norm
-        self.stride, self.zoom = stride, check_zoom(zoom)
+        super().__init__(labels, width, dropout, stride, zoom)
+        self.encoder_norm = encoder_norm
         self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
         inputs = (3, *[channels for channels, _ in ENCODER])
         self.encoder = nn.ModuleList(
@@ -126,29 +109,19 @@ class Strong(nn.Module):
                 Up(4 * width, 256, 3 * width),
                 Up(3 * width, 128, 2 * width),
                 Up(2 * width, 64, width),
-            ][: 4 - STRIDES.index(stride)]
+            ][: 4 - self.STRIDES.index(stride)]
         )
-        channels = (1 + STRIDES.index(stride)) * width
+        channels = (1 + self.STRIDES.index(stride)) * width
         self.classify = nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(channels, labels, 1))
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments: Strong(**config) is the same architecture."""
-        return constructor_arguments(self)
+    def encode(self, image: Tensor) -> list[Tensor]:
+        maps: list[Tensor] = []
+        for group in self.encoder:
+            maps.append(group(self.pool(maps[-1]) if maps else image))
+        return [*maps[:-1], self.bottom_dropout(self.context(maps[-1]))]  # (B, 4 width, H / 16, W / 16)
 
-    def forward(self, image: Tensor) -> Tensor:
-        zoom = NO_ZOOM if self.training else self.zoom
-        zoomed_image = x = zoomed(self.normalise(image), zoom)  # (B, 3, H, W)
-        maps = []
-        for index, group in enumerate(self.encoder):
-            x = group(self.pool(x) if index else x)
-            maps.append(x)
-        x = self.bottom_dropout(self.context(maps.pop()))  # (B, 4 width, H / 16, W / 16)
-        for up in self.decoder:
-            x = up(x, maps.pop())
-        x = self.classify(x)
-        x = x if self.stride == 1 else enlarge(x, self.stride, zoomed_image.shape[-2:])  # (B, L, H, W)
-        return unzoomed(x, image.shape[-2:], zoom)
+    def upsample(self, logits: Tensor, size: Sequence[int]) -> Tensor:
+        return logits if self.stride == 1 else enlarge(logits, self.stride, size)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
         """Load ImageNet's VGG-16 into the encoder from a safetensors file with torchvision's names."""

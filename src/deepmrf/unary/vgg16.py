@@ -14,7 +14,6 @@ without multiplying by zeros. b11 gives logits, upsampled bilinearly; softmax or
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,8 @@ from torch.nn import functional
 
 from deepmrf.layers.inputs import check_count
 from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vgg16_names
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_dropout, constructor_arguments, enlarge
+from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, enlarge
+from deepmrf.unary.network import Network, check_dropout
 
 STRIDE = 8
 """Pixels of the image per cell of b7 to b11."""
@@ -74,7 +74,7 @@ def _convolution(inputs: int, outputs: int, size: int, dilation: int = 1) -> nn.
     return convolution
 
 
-class VGG16(nn.Module):
+class VGG16(Network):
     """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
 
     labels: L. channels: of b9 and b10, 4096 in the paper; 1024 is as good on most data, with a sixth of the parameters.
@@ -101,11 +101,6 @@ class VGG16(nn.Module):
         nn.init.normal_(self.b11.weight, std=0.01)
         assert self.b11.bias is not None
         nn.init.zeros_(self.b11.bias)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments: VGG16(**config) is the same architecture."""
-        return constructor_arguments(self)
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.normalise(image)  # (B, 3, H, W)

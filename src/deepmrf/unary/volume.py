@@ -13,14 +13,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from deepmrf.layers.inputs import check_count
-from deepmrf.unary.images import check_dropout, constructor_arguments
+from deepmrf.unary.network import Network, check_dropout
 
 GROUPS = 8
 """Number of groups of channels in group norm."""
@@ -41,7 +41,7 @@ def _enlarge(maps: Tensor, size: Sequence[int]) -> Tensor:
     return larger[..., : size[0], : size[1], : size[2]]
 
 
-class Volume(nn.Module):
+class Volume(Network):
     """volume (B, 1, D, H, W) of real numbers in any unit -> logits (B, L, D, H, W).
 
     labels: L. width: channels at full size, a multiple of 8; they double at each level. levels: number of strides.
@@ -65,11 +65,6 @@ class Volume(nn.Module):
         self.encoder = nn.ModuleList(_double(finer, own) for finer, own in pairwise([channels, *widths]))
         self.decoder = nn.ModuleList(_double(coarse + fine, fine) for fine, coarse in reversed(list(pairwise(widths))))
         self.classify = nn.Sequential(nn.Dropout3d(dropout), nn.Conv3d(width, labels, 1))
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments: Volume(**config) is the same architecture."""
-        return constructor_arguments(self)
 
     def forward(self, volume: Tensor) -> Tensor:
         x = self._normalised(volume)
