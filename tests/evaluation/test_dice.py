@@ -57,7 +57,7 @@ def test_what_is_not_there_is_left_out():
 
 
 def test_the_rest_is_what_pictures_get():
-    volumes, pictures = VolumeMetrics(3, ("a", "b", "c")), SegmentationMetrics(3, VOID)
+    volumes, pictures = VolumeMetrics(3, VOID, ("a", "b", "c")), SegmentationMetrics(3, VOID)
     for _ in range(2):
         predicted, truth = torch.randint(0, 3, (4, 5, 6)), torch.randint(0, 3, (4, 5, 6))
         truth[0, 0] = VOID

@@ -174,7 +174,7 @@ def test_batches_images_and_merged_processes_are_the_same():
     parts = [SegmentationMetrics(5, tag_pixels=1) for _ in range(2)]
     for part, images in zip(parts, (slice(0, 4), slice(4, 6)), strict=True):
         part.update(prediction[images], target[images])
-    parts[0].counts.merge_state(parts[1].counts)
+    parts[0].merge_state(parts[1])
     for values in (one_by_one.compute().to_dict(), parts[0].compute().to_dict()):
         for name, value in whole.items():
             assert values[name] == pytest.approx(value), name

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from deepmrf.data.files import VOID
-from deepmrf.evaluation.metrics import Scores, confusion, score
+from deepmrf.evaluation.metrics import SegmentationMetrics, confusion
 
 VolumeDice = dict[str, tuple[float, ...]]
 """By volume: the Dice of labels 1, 2 ...; NaN where there is nothing to measure."""
@@ -53,21 +53,10 @@ def soft_dice(q: Tensor, truth: Tensor) -> Tensor:
     return (both / either.clamp_min(1e-6))[present].mean() if bool(present.any()) else q.sum() * 0 + 1
 
 
-class VolumeMetrics:
-    """IoU and accuracy of volumes, counted as SegmentationMetrics counts those of images."""
-
-    def __init__(self, labels: int, names: tuple[str, ...]) -> None:
-        self.labels, self.names, self.volumes = labels, names, 0
-        self.confusion = torch.zeros(labels, labels, dtype=torch.int64)
+class VolumeMetrics(SegmentationMetrics):
+    """IoU and accuracy of volumes; TA, LA and BA, which are for images, are NaN."""
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
-        """Add one volume."""
-        self.confusion += confusion(prediction, target, self.labels)
-        self.volumes += 1
-
-    def compute(self) -> Scores:
-        """The scores of all volumes so far; TA, LA and BA, which are for pictures, are NaN."""
-        nothing = torch.zeros(self.labels)
-        tags = ("right_tags", "ever_tagged", "box_sum", "box_count", "boundary_sum", "boundary_count")
-        sums = dict.fromkeys(tags, nothing)
-        return score({**sums, "confusion": self.confusion, "images": torch.tensor(self.volumes)}, self.names)
+        """Add one volume: label ids of any shape."""
+        self.confusion += confusion(prediction, target, self.labels, self.ignore)
+        self.images += 1

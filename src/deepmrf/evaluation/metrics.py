@@ -16,7 +16,7 @@ Void pixels (`ignore`) never count: no prediction under void changes a score. re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,16 +66,20 @@ class Scores:
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON: None for NaN, per-class values by name."""
         means = ("miou", "pixel_accuracy", "mean_accuracy", "ta", "la", "ba")
-        values: dict[str, Any] = {name: _none_for_nan(getattr(self, name)) for name in means}
+        values: dict[str, Any] = {name: none_for_nan(getattr(self, name)) for name in means}
         values["images"] = self.images
         for metric in ("iou", "accuracy", "ta", "la", "ba"):
             per_class = zip(self.names, getattr(self, f"{metric}_per_class"), strict=True)
-            values[f"{metric}_per_class"] = {name: _none_for_nan(value) for name, value in per_class}
+            values[f"{metric}_per_class"] = {name: none_for_nan(value) for name, value in per_class}
         return values
 
 
-class Counts(Metric):
-    """The sums behind the scores, as a torchmetrics metric: processes add up their sums."""
+class SegmentationMetrics(Metric):
+    """Scores over any number of images, in any number of processes, as a torchmetrics metric.
+
+    labels: L; predictions and targets hold 0 .. L - 1. ignore: the target's id of void. names: one for each label.
+    tag_pixels: see TA above. options: those of torchmetrics, such as process_group.
+    """
 
     is_differentiable = False
     full_state_update = False
@@ -88,8 +92,23 @@ class Counts(Metric):
     boundary_count: Tensor
     images: Tensor
 
-    def __init__(self, labels: int, ignore: int, tag_pixels: int, **options: Any) -> None:
+    def __init__(
+        self,
+        labels: int,
+        ignore: int = 255,
+        names: Sequence[str] | None = None,
+        *,
+        tag_pixels: int = TAG_PIXELS,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
+        check_count("labels", labels)
+        check_count("tag_pixels", tag_pixels)
+        if 0 <= ignore < labels:
+            raise ValueError(f"ignore={ignore} is one of the {labels} labels: pass an id that is none, such as 255.")
+        if names is not None and len(names) != labels:
+            raise ValueError(f"names holds {len(names)} names for {labels} labels: pass one per label.")
+        self.names = tuple(names) if names is not None else tuple(str(index) for index in range(labels))
         self.labels, self.ignore, self.tag_pixels = labels, ignore, tag_pixels
         self.add_state("confusion", torch.zeros(labels, labels, dtype=torch.int64), "sum")  # (true, predicted)
         for name in ("right_tags", "ever_tagged", "box_count", "boundary_count"):
@@ -104,9 +123,31 @@ class Counts(Metric):
         for labels, truth in zip(prediction, target, strict=True):
             self._add(labels, truth)
 
-    def compute(self) -> dict[str, Tensor]:
-        """Return every sum by its name."""
-        return {name: getattr(self, name) for name in self.metric_state}
+    def compute(self) -> Scores:
+        """Return the scores of all images so far, over all processes."""
+        pairs = self.confusion.double().cpu()
+        if not pairs.sum():
+            raise ValueError("There is nothing to score: update the metrics with an image that is not all void first.")
+        right, true, predicted = pairs.diagonal(), pairs.sum(1), pairs.sum(0)
+        # 0 / 0 is NaN: nothing to measure.
+        iou, accuracy = right / (true + predicted - right), right / true
+        ta = torch.where(self.ever_tagged > 0, self.right_tags.double(), math.nan) / self.images
+        la, ba = self.box_sum / self.box_count, self.boundary_sum / self.boundary_count
+        return Scores(
+            names=self.names,
+            miou=float(iou.nanmean()),
+            pixel_accuracy=float(right.sum() / pairs.sum()),
+            mean_accuracy=float(accuracy.nanmean()),
+            ta=float(ta.nanmean()),
+            la=float(la.nanmean()),
+            ba=float(ba.nanmean()),
+            iou_per_class=tuple(iou.tolist()),
+            accuracy_per_class=tuple(accuracy.tolist()),
+            ta_per_class=tuple(ta.tolist()),
+            la_per_class=tuple(la.tolist()),
+            ba_per_class=tuple(ba.tolist()),
+            images=int(self.images),
+        )
 
     def _checked(self, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return both as (B, H, W) of int64 on this metric's device, ids in range."""
@@ -156,79 +197,11 @@ class Counts(Metric):
             self.boundary_count[both[localised][judged]] += 1
 
 
-class SegmentationMetrics:
-    """Scores over any number of images, in any number of processes.
-
-    labels: L; predictions and targets hold 0 .. L - 1. ignore: the target's id of void. names: one for each label.
-    tag_pixels: see TA above. options: those of torchmetrics, such as process_group.
-    """
-
-    def __init__(
-        self,
-        labels: int,
-        ignore: int = 255,
-        names: Sequence[str] | None = None,
-        *,
-        tag_pixels: int = TAG_PIXELS,
-        **options: Any,
-    ) -> None:
-        check_count("labels", labels)
-        check_count("tag_pixels", tag_pixels)
-        if 0 <= ignore < labels:
-            raise ValueError(f"ignore={ignore} is one of the {labels} labels: pass an id that is none, such as 255.")
-        if names is not None and len(names) != labels:
-            raise ValueError(f"names holds {len(names)} names for {labels} labels: pass one per label.")
-        self.names = tuple(names) if names is not None else tuple(str(index) for index in range(labels))
-        # An attribute, not a base class: torchmetrics cannot take a dataclass apart that compute() returns.
-        self.counts = Counts(labels, ignore, tag_pixels, **options)
-
-    def update(self, prediction: Tensor, target: Tensor) -> None:
-        """Add images: label ids (B, H, W), or (H, W) for one."""
-        self.counts.update(prediction, target)
-
-    def compute(self) -> Scores:
-        """Return the scores of all images so far, over all processes."""
-        return score(self.counts.compute(), self.names)
-
-    def to(self, device: torch.device | str) -> SegmentationMetrics:
-        """Count on that device."""
-        self.counts.to(device)
-        return self
-
-
 def confusion(prediction: Tensor, target: Tensor, labels: int, ignore: int = VOID) -> Tensor:
     """Pixels counted by (true label, predicted label), (L, L), void left out; maps of any shape."""
     valid = target != ignore
     pairs = target[valid].long() * labels + prediction[valid].long()
     return torch.bincount(pairs, minlength=labels**2).view(labels, labels)
-
-
-def score(counts: Mapping[str, Tensor], names: tuple[str, ...]) -> Scores:
-    """Return the scores that follow from the sums of Counts."""
-    sums = {name: tensor.double().cpu() for name, tensor in counts.items()}
-    pairs, images = sums["confusion"], sums["images"]
-    if not pairs.sum():
-        raise ValueError("There is nothing to score: update the metrics with an image that is not all void first.")
-    right, true, predicted = pairs.diagonal(), pairs.sum(1), pairs.sum(0)
-    # 0 / 0 is NaN: nothing to measure.
-    iou, accuracy = right / (true + predicted - right), right / true
-    ta = torch.where(sums["ever_tagged"] > 0, sums["right_tags"], math.nan) / images
-    la, ba = sums["box_sum"] / sums["box_count"], sums["boundary_sum"] / sums["boundary_count"]
-    return Scores(
-        names=names,
-        miou=float(iou.nanmean()),
-        pixel_accuracy=float(right.sum() / pairs.sum()),
-        mean_accuracy=float(accuracy.nanmean()),
-        ta=float(ta.nanmean()),
-        la=float(la.nanmean()),
-        ba=float(ba.nanmean()),
-        iou_per_class=tuple(iou.tolist()),
-        accuracy_per_class=tuple(accuracy.tolist()),
-        ta_per_class=tuple(ta.tolist()),
-        la_per_class=tuple(la.tolist()),
-        ba_per_class=tuple(ba.tolist()),
-        images=int(images),
-    )
 
 
 def check_label_ids(name: str, ids: Tensor) -> None:
@@ -238,5 +211,6 @@ def check_label_ids(name: str, ids: Tensor) -> None:
         raise TypeError(f"{name} is {given}, but must hold label ids: pass an int tensor (logits.argmax(1)).")
 
 
-def _none_for_nan(value: float) -> float | None:
+def none_for_nan(value: float) -> float | None:
+    """Return None for NaN, which JSON does not have."""
     return None if math.isnan(value) else value

@@ -6,7 +6,6 @@ sees, so that every frame gets the labels that the whole sequence would give it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from torch import Tensor
 from deepmrf.data.dataset import Dataset, Item
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.evaluation.evaluate import computed, new_metrics
-from deepmrf.evaluation.metrics import Scores
+from deepmrf.evaluation.metrics import Scores, none_for_nan
 from deepmrf.evaluation.temporal import TemporalConsistency
 from deepmrf.flow import Flow, estimate, join
 from deepmrf.models.parsing_network import DeepParsingNetwork
@@ -79,8 +78,7 @@ class VideoScores:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
-        consistency = None if math.isnan(self.consistency) else self.consistency
-        return {**self.scores.to_dict(), "temporal_consistency": consistency}
+        return {**self.scores.to_dict(), "temporal_consistency": none_for_nan(self.consistency)}
 
 
 @torch.inference_mode()

@@ -119,10 +119,8 @@ class _ScoreSums:
         stages: list[FitStage] = ["nothing", "triple penalty", "label contexts"]
         stages = stages if settings.contexts else stages[:2]
         self.volumes, names = examples.dims == 3, examples.labels.names
-        self.metrics: dict[FitStage, SegmentationMetrics | VolumeMetrics] = {
-            stage: VolumeMetrics(len(names), names) if self.volumes else SegmentationMetrics(len(names), VOID, names)
-            for stage in stages
-        }
+        kind = VolumeMetrics if self.volumes else SegmentationMetrics
+        self.metrics = {stage: kind(len(names), VOID, names) for stage in stages}
         self.dice: dict[FitStage, VolumeDice] = {stage: {} for stage in stages} if self.volumes else {}
 
     def add(self, stage: FitStage, example: Example, labels: Tensor) -> None:
