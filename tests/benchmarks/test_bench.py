@@ -219,9 +219,9 @@ def test_interrupted_or_failing_a_run_keeps_what_was_measured(monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         suite.run(results, stop_late)
-    kept = report.as_dict(results)
-    assert not kept["finished"]
-    assert 0 < len(kept["rows"]) < 3
+    saved = report.as_dict(results)
+    assert not saved["finished"]
+    assert 0 < len(saved["rows"]) < 3
 
 
 def test_rows_tell_median_spread_and_ratios():
@@ -249,7 +249,7 @@ def test_a_slope_is_put_into_words():
 
 def test_the_report_is_json_and_names_the_machine():
     text = json.dumps(report.as_dict(Results(quick())))
-    found = json.loads(text)
-    assert found["hardware"]["cores"] >= 1
-    assert found["versions"]["deepmrf"] == deepmrf.__version__
-    assert found["rows"] == []
+    content = json.loads(text)
+    assert content["hardware"]["cores"] >= 1
+    assert content["versions"]["deepmrf"] == deepmrf.__version__
+    assert content["rows"] == []

@@ -40,18 +40,18 @@ def plain(text):
 
 def check_results(path):
     """results.json has what it takes to judge and repeat a run."""
-    found = json.loads(path.read_text())
-    assert {"schema", "date", "finished", "command", "commit", "hardware", "versions", "settings"} <= set(found)
-    assert {"python", "torch", "numpy", "numba", "triton", "deepmrf", "pydensecrf2"} <= set(found["versions"])
-    assert {"cpu", "cores", "memory_bytes", "gpu"} <= set(found["hardware"])
-    assert found["finished"] is True
-    assert found["settings"]["seed"] == 0
-    for row in found["rows"]:
+    content = json.loads(path.read_text())
+    assert {"schema", "date", "finished", "command", "commit", "hardware", "versions", "settings"} <= set(content)
+    assert {"python", "torch", "numpy", "numba", "triton", "deepmrf", "pydensecrf2"} <= set(content["versions"])
+    assert {"cpu", "cores", "memory_bytes", "gpu"} <= set(content["hardware"])
+    assert content["finished"] is True
+    assert content["settings"]["seed"] == 0
+    for row in content["rows"]:
         for key, kind in ROW.items():
             assert isinstance(row[key], kind), (key, row[key])
         assert row["skipped"] or (row["seconds"] > 0 and len(row["repeats_s"]) >= 1)
-    assert {"table", "pixels", "labels", "window"} <= {row["axis"] for row in found["rows"]}
-    return found
+    assert {"table", "pixels", "labels", "window"} <= {row["axis"] for row in content["rows"]}
+    return content
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +81,11 @@ def test_bench_prints_ours_beside_the_peers(quick_run):
 
 def test_bench_writes_json_and_plot(quick_run):
     _, folder = quick_run
-    found = check_results(folder / "results.json")
-    measured = [row for row in found["rows"] if row["memory_over_q"] is not None]
+    content = check_results(folder / "results.json")
+    measured = [row for row in content["rows"] if row["memory_over_q"] is not None]
     assert sys.platform != "linux" or measured
     if peers.pydensecrf_installed():
-        assert found["baseline"] == suite.DENSE_CRF
+        assert content["baseline"] == suite.DENSE_CRF
     pytest.importorskip("matplotlib")
     assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -130,5 +130,5 @@ def test_interrupted_it_prints_and_writes_what_is_there(tmp_path, monkeypatch):
     result = type_in("--quick", "--out", str(tmp_path))
     assert result.exit_code == 130
     assert "Interrupted" in result.output
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert (found["finished"], len(found["rows"])) == (False, 1)
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert (content["finished"], len(content["rows"])) == (False, 1)

@@ -97,9 +97,9 @@ def test_the_command_keeps_freed_memory_unless_told_otherwise():
             [sys.executable, "-c", FAULTS], env={**plain, **chosen}, capture_output=True, text=True, check=True
         )
         faults.append(int(done.stdout))
-    kept, returned = faults
-    if returned > 20_000:  # a C library that heeds such settings
-        assert kept < returned / 10
+    with_setting, without = faults
+    if without > 20_000:  # a C library that heeds such settings
+        assert with_setting < without / 10
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -107,8 +107,8 @@ def test_ctrl_c_while_pytorch_is_loading(tmp_path):
     (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(30)\n")
     words = [sys.executable, "-c", "from deepmrf.cli import process; process.prepare()"]
     paths = os.pathsep.join([str(tmp_path), *sys.path])
-    told = {"env": {**os.environ, "PYTHONPATH": paths}, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, text=True, **told) as process:
+    options = {"env": {**os.environ, "PYTHONPATH": paths}, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **options) as process:
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)

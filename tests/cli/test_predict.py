@@ -62,20 +62,20 @@ def test_one_picture(type_in):
     assert lines[0].split() == ["class", "pixels", "confidence"]
     assert lines[1].split()[0] in ANIMALS.names
     assert lines[-1] == "Wrote segmented/cat.png and segmented/cat_overlay.jpg (to look at)."
-    with Image.open("segmented/cat.png") as made:
-        assert (made.mode, made.size) == ("P", (60, 40))
-    with Image.open("segmented/cat_overlay.jpg") as made:
-        assert made.width >= 60
-        assert made.height > 40  # the legend
+    with Image.open("segmented/cat.png") as picture:
+        assert (picture.mode, picture.size) == ("P", (60, 40))
+    with Image.open("segmented/cat_overlay.jpg") as picture:
+        assert picture.width >= 60
+        assert picture.height > 40  # the legend
     result = type_in("predict", "cat.jpg", "--no-legend")  # the overlay is another one
     assert "Wrote" in result.stdout
-    with Image.open("segmented/cat_overlay.jpg") as made:
-        assert made.size == (60, 40)
+    with Image.open("segmented/cat_overlay.jpg") as picture:
+        assert picture.size == (60, 40)
     assert "1 there already" in type_in("predict", "cat.jpg", "--no-legend").stdout
 
 
 @pytest.mark.parametrize(
-    ("kept", "images", "options", "expected"),
+    ("compiled", "images", "options", "expected"),
     [
         (False, 1, {"size": 256}, "torch"),
         (True, 1, {"size": 256}, None),  # the kernels are there
@@ -86,10 +86,12 @@ def test_one_picture(type_in):
         (False, 1, {"size": 256, "scales": (1.0, 2.0)}, None),
     ],
 )
-def test_the_first_picture_waits_for_no_compiler(kept, images, options, expected, tmp_path, monkeypatch, model_folder):
+def test_the_first_picture_waits_for_no_compiler(
+    compiled, images, options, expected, tmp_path, monkeypatch, model_folder
+):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(backends, "_forced", None)
-    if kept:
+    if compiled:
         (tmp_path / "gaussian_1").mkdir()
         (tmp_path / "gaussian_1" / "cpu_kernels.finish-283.py311.nbi").touch()
     segmenter = deepmrf.load(str(model_folder), device="cpu", **options)
@@ -104,9 +106,9 @@ def test_out_may_be_the_label_map(type_in):
     assert result.exit_code == 0, result.output
     assert results("deep") == ["mine.npz", "mine.png"]
     assert "Wrote deep/mine.png and deep/mine.npz." in result.stdout
-    with np.load("deep/mine.npz") as made:
-        np.testing.assert_array_equal(made["probabilities"].argmax(0).shape, (40, 60))
-        assert made["probabilities"].dtype == np.float16
+    with np.load("deep/mine.npz") as file:
+        np.testing.assert_array_equal(file["probabilities"].argmax(0).shape, (40, 60))
+        assert file["probabilities"].dtype == np.float16
     assert type_in("predict", "cat.jpg", "cat.jpg", "-o", "mine.png").exit_code == 0  # one image, given twice
     draw("dog.jpg")
     refused = type_in("predict", "cat.jpg", "dog.jpg", "-o", "mine.png")
@@ -123,15 +125,20 @@ def test_many_pictures_and_a_second_run(type_in):
     assert text.splitlines()[0].split() == ["class", "pixels", "confidence", "images"]
     stems = ["a/x", "b/x.jpg", "b/x.png", "y"]
     assert results("out") == sorted(["found.json", *[f"{s}{end}" for s in stems for end in (".png", "_overlay.jpg")]])
-    found = json.loads(Path("out/found.json").read_text())
-    assert found["classes"] == list(ANIMALS.names)
-    assert sum(one["share"] for one in found["found"]) == pytest.approx(1, abs=1e-5)
-    assert sorted(one["image"] for one in found["images"]) == ["in/a/x.jpg", "in/b/x.jpg", "in/b/x.png", "in/y.jpg"]
-    one = found["images"][0]
-    assert (one["height"], one["width"]) == (40, 60)
-    assert Path(one["labels"]).exists()
-    labels = np.array(Image.open(one["labels"]))
-    shares = {entry["class"]: entry["share"] for entry in one["found"]}
+    content = json.loads(Path("out/found.json").read_text())
+    assert content["classes"] == list(ANIMALS.names)
+    assert sum(entry["share"] for entry in content["found"]) == pytest.approx(1, abs=1e-5)
+    assert sorted(image["image"] for image in content["images"]) == [
+        "in/a/x.jpg",
+        "in/b/x.jpg",
+        "in/b/x.png",
+        "in/y.jpg",
+    ]
+    image = content["images"][0]
+    assert (image["height"], image["width"]) == (40, 60)
+    assert Path(image["labels"]).exists()
+    labels = np.array(Image.open(image["labels"]))
+    shares = {entry["class"]: entry["share"] for entry in image["found"]}
     assert shares[ANIMALS.names[labels[0, 0]]] == pytest.approx((labels == labels[0, 0]).mean(), abs=1e-5)
     again = type_in("predict", "in", "-r", "-o", "out")
     assert again.exit_code == 0
@@ -144,8 +151,8 @@ def test_every_option_together(type_in, model_folder):
     words = ["--scales", "0.5", "1", "--flip", "--tile", "64", "--device", "cpu", "--size", "100", "--batch", "3"]
     result = type_in("predict", *words, "x.png", "-m", "animals", "-m", str(model_folder), "--probabilities")
     assert result.exit_code == 0, result.output
-    with np.load("segmented/x.npz") as made:
-        assert made["probabilities"].shape == (7, 90, 150)
+    with np.load("segmented/x.npz") as file:
+        assert file["probabilities"].shape == (7, 90, 150)
     assert type_in("predict", "x.png", "--scales", "0.5,1", "-o", "two").exit_code == 0
 
 
@@ -195,8 +202,8 @@ def test_small_and_unsure_regions(type_in):
         result = type_in("predict", "cat.png", "-o", "out", *words)
         assert result.exit_code == 0, result.output
         assert "Wrote" in result.stdout, "other settings, other results"
-        with Image.open("out/cat.png") as made:
-            names[words] = len(find_regions(np.array(made)).areas)
+        with Image.open("out/cat.png") as label_map:
+            names[words] = len(find_regions(np.array(label_map)).areas)
     counts = list(names.values())
     assert counts[0] > counts[1] > counts[2] >= counts[3] == 1
     assert "1 there already" in type_in("predict", "cat.png", "-o", "out", "--min-confidence", "1").stdout
@@ -299,8 +306,8 @@ def test_ctrl_c_as_a_user_presses_it(tmp_path, model_folder):
     done = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert not [name for name in done if name.endswith(".part")]
     for path in (tmp_path / "out").glob("*.png"):
-        with Image.open(path) as made:
-            made.load()
+        with Image.open(path) as picture:
+            picture.load()
     if process.returncode != 0:  # it may have been quicker than the finger
         assert process.returncode == 130
         assert "the same command goes on from here" in output
@@ -317,11 +324,11 @@ def test_names_that_look_like_markup_or_cannot_be_written(tmp_path, model_folder
     picture = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / name)
     words = [sys.executable, "-m", "deepmrf", "predict", name, "-m", str(folder), "-o", "out", "--device", "cpu"]
-    told = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = subprocess.run(words, cwd=tmp_path, env=told, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "Wrote out/???.png and out/???_overlay.jpg (to look at)."
-    with Image.open(tmp_path / "out" / name) as made:
-        shown = [config["labels"]["names"][n] for n in sorted(set(np.array(made).ravel().tolist()))]
+    with Image.open(tmp_path / "out" / name) as label_map:
+        shown = [config["labels"]["names"][n] for n in sorted(set(np.array(label_map).ravel().tolist()))]
     assert {"[bold]", "[/x]"} & set(shown), "the test needs one of them"
     assert all(label in done.stdout for label in shown)

@@ -217,9 +217,9 @@ def test_the_filter_of_rloss_writes_into_the_array_it_is_given():
     images, values = random.random((2, 3, 6, 7)) * 40, random.random((2, 4, 6, 7))  # colours nearer than their width
     sums = np.zeros(values.size, np.float32)
     dcrf.bilateralfilter_batch(images.ravel(), values.ravel(), sums, 2, 4, 6, 7, 100.0, 40.0)
-    place = np.stack(np.meshgrid(np.arange(6), np.arange(7), indexing="ij")).reshape(2, -1) / 40.0
+    positions = np.stack(np.meshgrid(np.arange(6), np.arange(7), indexing="ij")).reshape(2, -1) / 40.0
     for image, value, answer in zip(images, values, sums.reshape(2, 4, -1), strict=True):
-        features = np.concatenate([place, image.reshape(3, -1) / 100.0])
+        features = np.concatenate([positions, image.reshape(3, -1) / 100.0])
         k = np.exp(-((features[:, :, None] - features[:, None]) ** 2).sum(0) / 2)
         ratio = answer / (value.reshape(4, -1) @ k)  # the lattice scales all sums alike
         assert ratio.max() < 1.35 * ratio.min()

@@ -167,7 +167,7 @@ def test_missing_objects_localise_at_zero():
 def test_batches_images_and_merged_processes_are_the_same():
     target, prediction = blobs(6, 30, 40, labels=5, void=0.05), blobs(6, 30, 40, labels=5)
     prediction = torch.where(torch.rand(target.shape) < 0.9, target.where(target < 5, 0), prediction)
-    whole = scored(prediction, target, 5).to_dict()
+    expected = scored(prediction, target, 5).to_dict()
     one_by_one = SegmentationMetrics(5, tag_pixels=1)
     for image in range(6):
         one_by_one.update(prediction[image], target[image])
@@ -176,7 +176,7 @@ def test_batches_images_and_merged_processes_are_the_same():
         part.update(prediction[images], target[images])
     parts[0].merge_state(parts[1])
     for values in (one_by_one.compute().to_dict(), parts[0].compute().to_dict()):
-        for name, value in whole.items():
+        for name, value in expected.items():
             assert values[name] == pytest.approx(value), name
 
 

@@ -64,8 +64,8 @@ def test_against_loops():
     parts = [TemporalConsistency(), TemporalConsistency()]
     for b, metric in enumerate(parts):
         for t in (0, 1):
-            one = Flow(*(x[b : b + 1] for x in vars(flow).values())).cut(t, t + 2)
-            metric.update(labels[b, t : t + 2].to(torch.uint8), one)
+            pair_flow = Flow(*(x[b : b + 1] for x in vars(flow).values())).cut(t, t + 2)
+            metric.update(labels[b, t : t + 2].to(torch.uint8), pair_flow)
     parts[0].merge_state(parts[1])
     assert parts[0].compute().item() == pytest.approx(agree / count)
 

@@ -74,11 +74,11 @@ def test_a_frame_sees_all_that_can_change_it(data, normalize, reach):
     assert VideoModel("deep", model, "network").reach() == 0
     frames = torch.from_numpy(data.read_clip(sequences(data)[0])[0]).permute(3, 0, 1, 2)[None]
     log_p = (torch.randn(1, len(data.labels), *frames.shape[2:]) * 3).log_softmax(1)
-    whole = part(log_p, frames, None)[:, :, 7]
+    expected = part(log_p, frames, None)[:, :, 7]
 
     def error(around):
         near = slice(7 - around, 7 + around + 1)
-        return float((part(log_p[:, :, near], frames[:, :, near], None)[:, :, around] - whole).abs().max())
+        return float((part(log_p[:, :, near], frames[:, :, near], None)[:, :, around] - expected).abs().max())
 
     assert error(reach) < 1e-5
     assert error(reach - 1) > 1e-3
@@ -107,7 +107,7 @@ def test_sequences_are_in_order_and_broken_where_frames_are_missing(tmp_path):
     numbers = [5, 1, 3, 21, 23, 2, 4]
     items = [*[item("a", n) for n in numbers], item("", 0), item("b", 9)]
     data = Dataset(items, synthetic().labels)
-    result = sorted([i.frame for i in one] for one in sequences(data))
+    result = sorted([item.frame for item in sequence] for sequence in sequences(data))
     assert result == [[0], [1, 2, 3, 4, 5], [9], [21, 23]]
 
 
@@ -136,8 +136,8 @@ def test_two_processes_share_the_sequences(data, models):
 
 def test_a_frame_of_another_size_is_named(models):
     data = synthetic((32, 40), "val", count=1, frames=3)
-    whole = synthetic((32, 40), "val", count=1, frames=3)
-    data.read_image = lambda item: whole.read_image(item)[:, : 40 - item.frame].copy()
-    data.read_mask = lambda item: whole.read_mask(item)[:, : 40 - item.frame].copy()
+    original = synthetic((32, 40), "val", count=1, frames=3)
+    data.read_image = lambda item: original.read_image(item)[:, : 40 - item.frame].copy()
+    data.read_mask = lambda item: original.read_mask(item)[:, : 40 - item.frame].copy()
     with pytest.raises(ValueError, match="one size"):
         evaluate_video([VideoModel("flat", models["flat"], "rigid")], data)

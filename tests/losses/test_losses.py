@@ -13,7 +13,7 @@ from deepmrf.losses import DenseCRFLoss, GatedCRFLoss
 def every_pair(p, image, mask, *, colour_width, position_width, window=None, ignore=(), self_edges=False):
     """The non-negative energy, pair by pair. p (L, *S), image (F, *S), mask (*S)."""
     pixels = list(itertools.product(*[range(n) for n in p.shape[1:]]))
-    kept = [label for label in range(len(p)) if label not in ignore]
+    counted = [label for label in range(len(p)) if label not in ignore]
     total = 0.0
     for j, z in itertools.product(pixels, pixels):
         if j == z and not self_edges:
@@ -23,7 +23,7 @@ def every_pair(p, image, mask, *, colour_width, position_width, window=None, ign
         at_j, at_z = (slice(None), *j), (slice(None), *z)
         colour = (image[at_j] - image[at_z]).square().sum() / (2 * colour_width**2)
         position = sum((a - b) ** 2 for a, b in zip(j, z, strict=True)) / (2 * position_width**2)
-        sums = p[at_j][kept].sum() * p[at_z][kept].sum() - (p[at_j][kept] * p[at_z][kept]).sum()
+        sums = p[at_j][counted].sum() * p[at_z][counted].sum() - (p[at_j][counted] * p[at_z][counted]).sum()
         total = total + torch.exp(-colour - position) * mask[j] * mask[z] * sums
     return total / mask.sum().clamp_min(1)
 

@@ -50,8 +50,8 @@ def test_small_and_documented(name):
 def test_a_cat_is_a_cat_and_an_astronaut_a_person():
     segment = deepmrf.load("animals")
     for picture, label, least in ((data.chelsea(), "cat", 0.7), (data.astronaut(), "person", 0.3)):
-        found = segment(picture)
-        shares = {name: float(found[name].mean()) for name in found.names}
+        result = segment(picture)
+        shares = {name: float(result[name].mean()) for name in result.names}
         assert shares[label] > least, shares
         others = [share for name, share in shares.items() if name not in (label, "background")]
         assert max(others) < 0.02, shares
@@ -74,6 +74,6 @@ def test_streets(name, least):
     frames = open_data(f"camvid:{CAMVID}", "val")
     some = frames.subset(list(frames)[::25])
     model = open_model(name)
-    whole, alone = (evaluate(predictor(part), some) for part in (model, model.log_unary))
-    assert whole.miou > least
-    assert whole.pixel_accuracy > max(alone.pixel_accuracy, 0.93)
+    full, alone = (evaluate(predictor(part), some) for part in (model, model.log_unary))
+    assert full.miou > least
+    assert full.pixel_accuracy > max(alone.pixel_accuracy, 0.93)

@@ -132,8 +132,8 @@ def test_half_weights_are_read_as_float32(tmp_path):
     model = DeepParsingNetwork.build("fast", LABELS, {"width": 8}, None).eval()
     write_model(model, tmp_path / "half", half=True)
     write_model(model, tmp_path / "whole")
-    half, whole = ((tmp_path / name / WEIGHTS).stat().st_size for name in ("half", "whole"))
-    assert half < 0.6 * whole
+    half_bytes, full_bytes = ((tmp_path / name / WEIGHTS).stat().st_size for name in ("half", "whole"))
+    assert half_bytes < 0.6 * full_bytes
     again = read_model(tmp_path / "half")
     assert {value.dtype for value in again.parameters()} == {torch.float32}
     torch.testing.assert_close(again(IMAGE), model(IMAGE), atol=0.05, rtol=0.05)

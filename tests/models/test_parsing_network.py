@@ -18,16 +18,16 @@ LABELS = LabelSet(("a", "b", "c"), distinct_colours(3))
 
 
 def model(kernel="gaussian", contexts=2):
-    made = DeepParsingNetwork.build(
+    network = DeepParsingNetwork.build(
         "fast", LABELS, {"width": 8}, {"window": 5, "kernel": kernel, "contexts": contexts, "context_size": 3}
     )
     with torch.no_grad():
-        for parameter in made.mean_field.parameters():
+        for parameter in network.mean_field.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
         if kernel == "gaussian":
-            made.mean_field.triple_penalty.log_colour_width.zero_()  # so that colours at random are alike
-            made.mean_field.triple_penalty.scale.add_(3.0)
-    return made.eval()
+            network.mean_field.triple_penalty.log_colour_width.zero_()  # so that colours at random are alike
+            network.mean_field.triple_penalty.scale.add_(3.0)
+    return network.eval()
 
 
 def clip(frames=4):

@@ -42,9 +42,9 @@ def by_hand(pixels, neighbours):
                 for k in range(K):
                     o13[(slice(None), u, k, *i)] = bias[u * K + k]
                     for j in neighbours(i, window, size):
-                        place = tuple(jj - ii + n // 2 for ii, jj, n in zip(i, j, window, strict=True))
+                        offset = tuple(jj - ii + n // 2 for ii, jj, n in zip(i, j, window, strict=True))
                         for v in range(LABELS):
-                            mu = weight[(u * K + k, v, *place)].item()
+                            mu = weight[(u * K + k, v, *offset)].item()
                             o13[(slice(None), u, k, *i)] += mu * t[(slice(None), v, *j)].numpy()
         return o13
 

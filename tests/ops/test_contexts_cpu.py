@@ -86,9 +86,9 @@ def test_backward_equals_the_convolution(batch, labels, contexts, image, window,
     active = plain._forward(t, weight, bias, contexts)[1]
     result = IMPLEMENTATION.backward(grad, active, t, weight, contexts, True, True)
     expected = plain._backward(grad.double(), active, t.double(), weight.double(), contexts, True, True)
-    for name, one, other in zip(("t", "weight", "bias"), result, expected, strict=True):
-        assert one.dtype == dtype
-        assert_close(f"gradient to {name}", one, other, tolerance)
+    for name, actual, wanted in zip(("t", "weight", "bias"), result, expected, strict=True):
+        assert actual.dtype == dtype
+        assert_close(f"gradient to {name}", actual, wanted, tolerance)
 
 
 @pytest.mark.parametrize("t_too, weight_too", [(True, False), (False, True), (False, False)])
@@ -97,10 +97,10 @@ def test_backward_computes_what_is_asked_for(t_too, weight_too):
     active = plain._forward(t, weight, bias, 3)[1]
     result = IMPLEMENTATION.backward(torch.ones_like(t), active, t, weight, 3, t_too, weight_too)
     expected = plain._backward(torch.ones_like(t), active, t, weight, 3, t_too, weight_too)
-    for name, one, other in zip(("t", "weight", "bias"), result, expected, strict=True):
-        assert one.shape == other.shape, name
-        if one.numel():
-            assert_close(f"gradient to {name}", one, other, 1e-12)
+    for name, actual, wanted in zip(("t", "weight", "bias"), result, expected, strict=True):
+        assert actual.shape == wanted.shape, name
+        if actual.numel():
+            assert_close(f"gradient to {name}", actual, wanted, 1e-12)
 
 
 def test_any_memory_layout():
@@ -113,8 +113,8 @@ def test_any_memory_layout():
     grads = IMPLEMENTATION.backward(expected, active, t, weight, 3, True, True)
     strided = expected.transpose(1, 2).contiguous().transpose(1, 2)
     others = IMPLEMENTATION.backward(strided, active, apart[0], apart[1], 3, True, True)
-    for name, one, other in zip(("t", "weight", "bias"), grads, others, strict=True):
-        assert torch.equal(one, other), name
+    for name, first, second in zip(("t", "weight", "bias"), grads, others, strict=True):
+        assert torch.equal(first, second), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -124,8 +124,8 @@ def test_half_precision_computes_in_single(dtype):
     expected = plain._forward(t.float(), weight.float(), bias.float(), 3)[0]
     assert o14.dtype == dtype
     assert_close("o14", o14, expected, torch.finfo(dtype).eps)
-    for one in IMPLEMENTATION.backward(o14, active, t, weight, 3, True, True):
-        assert one.dtype == dtype
+    for gradient in IMPLEMENTATION.backward(o14, active, t, weight, 3, True, True):
+        assert gradient.dtype == dtype
 
 
 def test_the_same_result_every_time_and_with_any_number_of_threads():
@@ -139,11 +139,11 @@ def test_the_same_result_every_time_and_with_any_number_of_threads():
             results.append((o14, active, *IMPLEMENTATION.backward(o14, active, t, weight, 3, True, True)))
     finally:
         torch.set_num_threads(before)
-    for one, other in zip(results[0], results[1], strict=True):
-        assert torch.equal(one, other)
+    for first, second in zip(results[0], results[1], strict=True):
+        assert torch.equal(first, second)
     for run in results[2:]:
-        for name, one, other in zip(("o14", "active", "t"), run[:3], results[0][:3], strict=True):
-            assert torch.equal(one, other), name
+        for name, first, second in zip(("o14", "active", "t"), run[:3], results[0][:3], strict=True):
+            assert torch.equal(first, second), name
         assert_close("gradient to weight", run[3], results[0][3], 1e-6)
 
 
@@ -165,8 +165,8 @@ def test_asked_anyway_gives_the_plain_result(image, window):
     expected = plain._forward(t, weight, bias, 3)
     assert_close("o14", o14, expected[0], 1e-12)
     grads = IMPLEMENTATION.backward(o14, active, t, weight, 3, True, True)
-    for one, other in zip(grads, plain._backward(o14, active, t, weight, 3, True, True), strict=True):
-        assert_close("gradient", one, other, 1e-12)
+    for actual, wanted in zip(grads, plain._backward(o14, active, t, weight, 3, True, True), strict=True):
+        assert_close("gradient", actual, wanted, 1e-12)
 
 
 def test_importing_does_not_load_numba():

@@ -121,8 +121,8 @@ def test_scales_far_from_one(of_t: float, of_weight: float) -> None:
     assert _error(out, contexts._forward(t.double(), weight.double(), bias.double(), 2)[0]) < 1e-3
     got = gpu._backward(grad * 1e-12, active, t, weight, 2, True, True)
     wanted = contexts._backward(grad.double() * 1e-12, active, t.double(), weight.double(), 2, True, True)
-    for one, other in zip(got, wanted, strict=True):
-        assert _error(one, other) < 1e-3
+    for actual, expected in zip(got, wanted, strict=True):
+        assert _error(actual, expected) < 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -136,9 +136,9 @@ def test_half_inputs_any_strides(dtype: torch.dtype) -> None:
     assert _error(out, contexts._forward(t.double(), weight.double(), bias.double(), 2)[0]) < 5e-3
     got = gpu._backward(grad, active, t, weight, 2, True, True)
     wanted = contexts._backward(grad.double(), active, t.double(), weight.double(), 2, True, True)
-    for one, other in zip(got, wanted, strict=True):
-        assert one.dtype == dtype
-        assert _error(one, other) < 5e-3
+    for actual, expected in zip(got, wanted, strict=True):
+        assert actual.dtype == dtype
+        assert _error(actual, expected) < 5e-3
 
 
 def test_through_the_operator() -> None:
@@ -149,8 +149,8 @@ def test_through_the_operator() -> None:
         with use(name):
             contexts.label_contexts(*leaves, 2).backward(grad)
         results.append([x.grad for x in leaves])
-    for one, other in zip(*results, strict=True):
-        assert _error(one, other) < 1e-3
+    for first, second in zip(*results, strict=True):
+        assert _error(first, second) < 1e-3
 
 
 def test_only_the_gradients_asked_for() -> None:

@@ -128,9 +128,9 @@ def test_labels_in_chunks_give_the_same(monkeypatch, agree):
         t = ops.distance_penalty(*inputs, (3, 4))
         return [t, *torch.autograd.grad(t.square().sum(), inputs)]
 
-    whole = value_and_gradients()
+    at_once = value_and_gradients()
     monkeypatch.setattr(distance, "CHUNK_BYTES", {"cpu": 1})  # one label at a time
-    for actual, expected in zip(value_and_gradients(), whole, strict=True):
+    for actual, expected in zip(value_and_gradients(), at_once, strict=True):
         agree(actual, expected)
 
 
@@ -219,7 +219,7 @@ class Meter(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.operators, self.peak, self.made, self._alive = [], 0, 0, {}
+        self.operators, self.peak, self.allocated, self._alive = [], 0, 0, {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **kwargs or {})
@@ -231,7 +231,7 @@ class Meter(TorchDispatchMode):
                 reference = StorageWeakRef(storage)
                 if reference.cdata not in self._alive:
                     self._alive[reference.cdata] = (reference, storage.nbytes())
-                    self.made += storage.nbytes()
+                    self.allocated += storage.nbytes()
         self.peak = max(self.peak, sum(nbytes for _, nbytes in self._alive.values()))
         return result
 
@@ -257,4 +257,4 @@ def test_cost_does_not_depend_on_the_window(evaluate):
     assert len(small.operators) > 50  # the meter measures
     assert small.peak > 10 * 96 * 96 * 5 * 4
     assert large.operators == small.operators
-    assert (large.peak, large.made) == (small.peak, small.made)
+    assert (large.peak, large.allocated) == (small.peak, small.allocated)

@@ -66,13 +66,13 @@ def _compare(
 ) -> None:
     grad = torch.randn(q.shape, device=q.device).to(q.dtype)
     assert gpu.IMPLEMENTATION.suits(q, features, weights, window)
-    out, kept = gpu.IMPLEMENTATION.forward(q, features, weights, window, spacing, gate, True)
+    out, sums = gpu.IMPLEMENTATION.forward(q, features, weights, window, spacing, gate, True)
     wide = [t.double() for t in (q, features, weights)]
-    want, want_kept = distance._forward(*wide, window, spacing, gate, True)
+    want, want_sums = distance._forward(*wide, window, spacing, gate, True)
     _close(out, want, tolerance)
-    _close(kept, want_kept, tolerance)
-    back = gpu.IMPLEMENTATION.backward(grad, kept, q, features, weights, window, spacing, gate, True)
-    want_back = distance._backward(grad.double(), kept.double(), *wide, window, spacing, gate, True)
+    _close(sums, want_sums, tolerance)
+    back = gpu.IMPLEMENTATION.backward(grad, sums, q, features, weights, window, spacing, gate, True)
+    want_back = distance._backward(grad.double(), sums.double(), *wide, window, spacing, gate, True)
     for result, wanted in zip(back[:2], want_back[:2], strict=True):
         assert result.dtype == q.dtype
         _close(result, wanted, tolerance)

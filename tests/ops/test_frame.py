@@ -31,10 +31,10 @@ def test_one_frame_is_that_of_the_whole(implementation, kernel, gate, window, fr
         pytest.importorskip("numba")
     run, given = getattr(ops, f"{kernel}_penalty"), arguments(kernel)
     with ops.use(implementation):
-        whole, one = run(*given, window, SPACING, gate), run(*given, window, SPACING, gate, frame=frame)
-        agree(one, whole[:, :, frame], 1e-9)
-        grad = torch.randn_like(one)
-        gradients = [torch.autograd.grad(t, given, grad) for t in (one, whole[:, :, frame])]
+        all_frames, one_frame = run(*given, window, SPACING, gate), run(*given, window, SPACING, gate, frame=frame)
+        agree(one_frame, all_frames[:, :, frame], 1e-9)
+        grad = torch.randn_like(one_frame)
+        gradients = [torch.autograd.grad(t, given, grad) for t in (one_frame, all_frames[:, :, frame])]
     for actual, expected in zip(*gradients, strict=True):
         agree(actual, expected, 1e-9)
 
@@ -52,17 +52,17 @@ def test_nan_touches_what_it_touches_in_the_whole(kernel):
     run, given = getattr(ops, f"{kernel}_penalty"), [x.detach() for x in arguments(kernel)]
     given[0][0, 1, 0, 2, 2] = torch.nan
     for frame in range(4):
-        one, whole = run(*given, (3, 3, 3), frame=frame), run(*given, (3, 3, 3))[:, :, frame]
-        assert torch.equal(one.isnan(), whole.isnan())
-        assert one.isnan().any() == (frame < 2)
+        actual, expected = run(*given, (3, 3, 3), frame=frame), run(*given, (3, 3, 3))[:, :, frame]
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert actual.isnan().any() == (frame < 2)
 
 
 @pytest.mark.parametrize("window", [(3, 4, 3), (2, 3, 5)], ids=str)
 def test_one_frame_of_a_blur(window, agree):
     q, width = real(2, 3, *SIZE), real(1, low=0.5)[0]
-    whole = ops.gaussian_blur(q, width, window, SPACING)
+    blurred = ops.gaussian_blur(q, width, window, SPACING)
     for frame in range(4):
-        agree(ops.gaussian_blur(q, width, window, SPACING, frame), whole[:, :, frame])
+        agree(ops.gaussian_blur(q, width, window, SPACING, frame), blurred[:, :, frame])
 
 
 @pytest.mark.parametrize("kernel", ["distance", "gaussian"])
@@ -83,7 +83,8 @@ def test_contexts_over_the_maps_of_several_frames(labels, agree):
     assert torch.equal(active, fast_active)
     grad = torch.randn_like(plain)
     results = [
-        one(grad, active, t, weight, patterns, True, True) for one in (contexts._backward, contexts_cpu._backward)
+        backward(grad, active, t, weight, patterns, True, True)
+        for backward in (contexts._backward, contexts_cpu._backward)
     ]
     for actual, expected in zip(*results, strict=True):
         agree(actual, expected)

@@ -79,8 +79,8 @@ def test_float32_agrees_with_float64(scale):
     assert_close(out.double(), expected.detach(), rtol=2e-6, atol=0)
     grad = draw(*q.shape, seed=2).float()
     got = IMPLEMENTATION.backward(grad, ungated, q, image, weights, bandwidths, (11, 11), (1.0, 1.0), True, True)
-    for one, wanted in zip(got, torch.autograd.grad(expected, inputs, grad.double()), strict=True):
-        assert_close(one.double(), wanted, rtol=2e-5, atol=2e-6 * wanted.abs().max().item())
+    for actual, wanted in zip(got, torch.autograd.grad(expected, inputs, grad.double()), strict=True):
+        assert_close(actual.double(), wanted, rtol=2e-5, atol=2e-6 * wanted.abs().max().item())
 
 
 def test_weights_too_small_for_a_float_are_zero():

@@ -60,15 +60,15 @@ def _compare(
     q, features, weights, _ = inputs
     grad = torch.rand(q.shape, device=q.device).to(q.dtype)
     assert gpu.IMPLEMENTATION.suits(q, features, weights, window)
-    out, kept = gpu.IMPLEMENTATION.forward(*inputs, window, spacing, gate, True)
+    out, sums = gpu.IMPLEMENTATION.forward(*inputs, window, spacing, gate, True)
     wide = [t.double() for t in inputs]
-    want, want_kept = gaussian._forward(*wide, window, spacing, gate, True)
+    want, want_sums = gaussian._forward(*wide, window, spacing, gate, True)
     _close(out, want, tolerance)
-    _close(kept, want_kept, tolerance)
-    back = gpu.IMPLEMENTATION.backward(grad, kept, *inputs, window, spacing, gate, True)
-    want_back = gaussian._backward(grad.double(), kept.double(), *wide, window, spacing, gate, True)
-    for one, wanted in zip(back, want_back, strict=True):
-        _close(one, wanted, tolerance)
+    _close(sums, want_sums, tolerance)
+    back = gpu.IMPLEMENTATION.backward(grad, sums, *inputs, window, spacing, gate, True)
+    want_back = gaussian._backward(grad.double(), sums.double(), *wide, window, spacing, gate, True)
+    for actual, wanted in zip(back, want_back, strict=True):
+        _close(actual, wanted, tolerance)
 
 
 @runs_here

@@ -248,11 +248,11 @@ def test_label_maps_of_pydensecrf():
     """Equal in every pixel."""
     densecrf = pytest.importorskip("pydensecrf.densecrf")
     image, unary = photograph(61, 53), torch.rand(21, 61 * 53) * 3
-    theirs = densecrf.DenseCRF2D(53, 61, 21)
-    theirs.setUnaryEnergy(unary.numpy())
-    theirs.addPairwiseGaussian(sxy=3, compat=3)
-    theirs.addPairwiseBilateral(sxy=40, srgb=13, rgbim=image[0].permute(1, 2, 0).contiguous().numpy(), compat=10)
-    expected = torch.from_numpy(np.array(theirs.inference(10)))
+    pydensecrf = densecrf.DenseCRF2D(53, 61, 21)
+    pydensecrf.setUnaryEnergy(unary.numpy())
+    pydensecrf.addPairwiseGaussian(sxy=3, compat=3)
+    pydensecrf.addPairwiseBilateral(sxy=40, srgb=13, rgbim=image[0].permute(1, 2, 0).contiguous().numpy(), compat=10)
+    expected = torch.from_numpy(np.array(pydensecrf.inference(10)))
     result = mean_field(unary[None], dense_crf_terms(image), 10)[0]
     assert torch.equal(result.argmax(0), expected.argmax(0))
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-4)

@@ -27,8 +27,8 @@ def test_equals_the_sum_over_pairs(size, window, pixels, neighbours, agree):
     expected = torch.zeros_like(q)
     for j in pixels(size):
         for z in neighbours(j, window, size):
-            place = tuple(zz - jj + m // 2 for jj, zz, m in zip(j, z, window, strict=True))
-            expected[(..., *j)] += filters[(*place, *j)] * q[(..., *z)]
+            offset = tuple(zz - jj + m // 2 for jj, zz, m in zip(j, z, window, strict=True))
+            expected[(..., *j)] += filters[(*offset, *j)] * q[(..., *z)]
     agree(ops.local_sum(q, filters), expected)
 
 

@@ -169,5 +169,5 @@ with torch.inference_mode():
     mrf(torch.randn(1, 3, 8, 8), torch.rand(1, 3, 8, 8))
 print("torch._dynamo" in sys.modules)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert found.stdout.split() == ["False"]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert process.stdout.split() == ["False"]

@@ -79,12 +79,12 @@ def test_offsets_reach_every_pair_once(centre, pixels, neighbours):
     size, m = (3, 4), (2, 50)
     expected = {(j, z) for j in pixels(size) for z in neighbours(j, m, size) if centre or z != j}
     index = torch.arange(12).view(size)
-    found = []
+    pairs = []
     for offset in window.offsets(window.reaches(m), size, centre):
         j, z = window.overlap(offset, size)
-        found += zip(index[j].flatten().tolist(), index[z].flatten().tolist(), strict=True)
-    assert len(found) == len(set(found))
-    assert {(divmod(j, 4), divmod(z, 4)) for j, z in found} == expected
+        pairs += zip(index[j].flatten().tolist(), index[z].flatten().tolist(), strict=True)
+    assert len(pairs) == len(set(pairs))
+    assert {(divmod(j, 4), divmod(z, 4)) for j, z in pairs} == expected
 
 
 def test_running_sums_are_kept_in_double_precision():

@@ -11,18 +11,18 @@ from deepmrf.predict.ahead import Behind, WorkQueue, ahead, map_ahead
 
 
 def test_ahead_keeps_the_order_and_no_more_than_asked():
-    made, most = [], 0
+    produced, most = [], 0
 
     def items():
         for number in range(50):
-            made.append(number)
+            produced.append(number)
             yield number
 
     for number in ahead(items(), 3):
-        most = max(most, len(made) - number)
-        assert len(made) - number <= 3 + 2  # waiting, in either hand
+        most = max(most, len(produced) - number)
+        assert len(produced) - number <= 3 + 2  # waiting, in either hand
         time.sleep(0.001)
-    assert made == list(range(50))
+    assert produced == list(range(50))
     assert most > 1  # it was ahead
 
 

@@ -53,12 +53,12 @@ def test_a_note_is_read_as_it_was_written(segmenter):
     note, size = read_note(Path("out/x.png"))
     assert (note.by, note.of, note.beside) == (segmenter.identity, image_key(Path("x.jpg")), ("overlay",))
     assert size == (9, 12)
-    found = segmenter("x.jpg")
-    pixels, sums = found.totals()
+    result = segmenter("x.jpg")
+    pixels, sums = result.totals()
     assert note.pixels == tuple(pixels)
     np.testing.assert_allclose(note.confidences, sums, atol=1e-3)
     for text in ("", "{}", "[1]", "deepmrf of old", '{"by":1,"of":2,"beside":3,"pixels":[],"confidences":[]}'):
-        found.save_labels(Path("odd.png"), text)
+        result.save_labels(Path("odd.png"), text)
         assert read_note(Path("odd.png")) is None
     assert read_note(Path("x.jpg")) is None
     assert json.loads(Note("a", "b", (), (1,), (0.5,)).text())["pixels"] == [1]
@@ -69,9 +69,9 @@ def test_another_image_of_the_same_name_is_done(segmenter):
     draw("b/x.jpg", size=(20, 14), seed=1)
     do(segmenter, "a/x.jpg")
     os.utime("b/x.jpg", (1e9, 1e9))  # older than the result
-    assert [one.path for one in do(segmenter, "b/x.jpg").done] == [Path("b/x.jpg")]
-    with Image.open("out/x.png") as made:
-        assert made.size == (14, 20)
+    assert [entry.path for entry in do(segmenter, "b/x.jpg").done] == [Path("b/x.jpg")]
+    with Image.open("out/x.png") as label_map:
+        assert label_map.size == (14, 20)
     assert do(segmenter, "b/x.jpg").skipped == [Path("b/x.jpg")]
 
 
@@ -101,7 +101,7 @@ def test_files_of_others_are_not_replaced(segmenter, name):
     os.replace("out/x.jpg", Path("out", name))
     before = Path("out", name).read_bytes()
     report = do(segmenter, "in", probabilities=True)
-    assert [one.path.name for one in report.done] == ["y.jpg"]
+    assert [entry.path.name for entry in report.done] == ["y.jpg"]
     [(path, why)] = report.failed
     assert path == Path("in/x.jpg")
     assert why == f"out/{name} is there, and deepmrf predict did not write it: overwrite it, or choose another folder."
@@ -116,9 +116,9 @@ def test_files_of_others_beside_a_result_are_not_replaced(segmenter):
     [(_, why)] = do(segmenter, "x.jpg", overlay=False, probabilities=True).failed
     assert why.startswith("out/x.npz is there, and deepmrf predict did not write it")
     do(segmenter, "x.jpg", overlay=False, probabilities=True, overwrite=True)
-    with np.load("out/x.npz") as made:
+    with np.load("out/x.npz") as file:
         np.testing.assert_allclose(
-            made["probabilities"], segmenter("x.jpg", probabilities=True).probabilities, atol=1e-3
+            file["probabilities"], segmenter("x.jpg", probabilities=True).probabilities, atol=1e-3
         )
     draw("out/x_overlay.jpg")
     assert len(do(segmenter, "x.jpg", probabilities=True).failed) == 1
@@ -138,13 +138,13 @@ def test_what_a_crash_left_is_replaced(segmenter):
 def test_results_are_no_images(segmenter):
     draw("x.jpg", "y.png", "deep/z.jpg", "sea_overlay.jpg")
     do(segmenter, "x.jpg", out=".")  # among the images
-    assert sorted(str(one.path) for one in find_images(["."], recursive=True)[0]) == [
+    assert sorted(str(entry.path) for entry in find_images(["."], recursive=True)[0]) == [
         "deep/z.jpg",
         "sea_overlay.jpg",
         "x.jpg",
         "y.png",
     ]
-    assert [str(one.path) for one in find_images(["x.png"])[0]] == []
+    assert [str(entry.path) for entry in find_images(["x.png"])[0]] == []
     assert is_result(Path("x.png"))
     assert is_result(Path("x_overlay.jpg"))
     assert not any(is_result(Path(name)) for name in ("x.jpg", "y.png", "sea_overlay.jpg", "missing.png"))
@@ -183,18 +183,18 @@ def test_a_second_run_tells_what_the_first_found(tmp_path, monkeypatch, model_fo
     draw("in/x.jpg", "in/y.jpg", size=(40, 60))
     words = ["predict", "in", "-m", model_folder.name, "-o", "out", "--json", "new/found.json"]
 
-    def said():
+    def run():
         result = CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERM": "dumb"})
         assert result.exit_code == 0, result.output
         return result.output.splitlines(), json.loads(Path("new/found.json").read_text())
 
-    table, facts = said()
-    again, later = said()
+    table, facts = run()
+    again, later = run()
     assert again[:-1] == table[:-1]
     assert again[-1] == "2 there already: out; --overwrite does them again."
     assert later["skipped"] == ["in/x.jpg", "in/y.jpg"]
-    for one, other in zip((facts, *facts["images"]), (later, *later["images"]), strict=True):
-        assert [found["class"] for found in one["found"]] == [found["class"] for found in other["found"]]
-        for found, same in zip(one["found"], other["found"], strict=True):
-            assert found == pytest.approx(same, abs=1e-4)
-    assert [one["labels"] for one in later["images"]] == ["out/x.png", "out/y.png"]
+    for first, second in zip((facts, *facts["images"]), (later, *later["images"]), strict=True):
+        assert [row["class"] for row in first["found"]] == [row["class"] for row in second["found"]]
+        for row, same in zip(first["found"], second["found"], strict=True):
+            assert row == pytest.approx(same, abs=1e-4)
+    assert [image["labels"] for image in later["images"]] == ["out/x.png", "out/y.png"]

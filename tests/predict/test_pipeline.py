@@ -44,9 +44,9 @@ def draw(tmp_path, monkeypatch):
 
 
 def targets(inputs, **options):
-    found, failed = find_images(inputs, **options)
+    images, failed = find_images(inputs, **options)
     assert not failed
-    return {str(one.path): one.target for one in found}
+    return {str(image.path): image.target for image in images}
 
 
 def test_files_folders_and_patterns(draw):
@@ -69,10 +69,10 @@ def test_each_once(draw):
 
 def test_results_do_not_collide(draw):
     draw("x.jpg", "x.png", "X.gif", "y.jpg", "x.jpg.png")
-    found = targets(["."])
-    assert found["y.jpg"] == "y"
-    assert len({name.casefold() for name in found.values()}) == 5
-    assert found["x.png"] == "x.png"
+    names = targets(["."])
+    assert names["y.jpg"] == "y"
+    assert len({name.casefold() for name in names.values()}) == 5
+    assert names["x.png"] == "x.png"
 
 
 def test_a_name_that_exists_is_no_pattern(draw):
@@ -95,9 +95,9 @@ def test_a_name_that_exists_is_no_pattern(draw):
 def test_names_too_long_are_cut(draw, segmenter):
     long = "ü" * 120 + "a.png"  # 246 bytes
     draw(long, "ü" * 120 + "b.png")
-    found, _ = find_images(["."])
-    assert len({one.target for one in found}) == 2
-    report = segment_images(segmenter, found, Path("out"))
+    images, _ = find_images(["."])
+    assert len({image.target for image in images}) == 2
+    report = segment_images(segmenter, images, Path("out"))
     assert len(report.done) == 2, report.failed
 
 
@@ -121,25 +121,25 @@ def test_circles_of_links_end(draw):
     draw("a/x.jpg")
     Path("a/again").symlink_to("..", target_is_directory=True)
     Path("a/self.jpg").symlink_to("self.jpg")
-    found, failed = find_images(["a"], recursive=True)
-    assert sorted(str(one.path) for one in found) == ["a/self.jpg", "a/x.jpg"]
+    images, failed = find_images(["a"], recursive=True)
+    assert sorted(str(image.path) for image in images) == ["a/self.jpg", "a/x.jpg"]
     assert not failed
 
 
 def test_one_label_map_may_be_named(draw):
     draw("x.jpg", "y.jpg")
-    one, _ = find_images(["x.jpg"])
-    [named], folder = output_folder(one, Path("deep/labels.png"))
+    images, _ = find_images(["x.jpg"])
+    [named], folder = output_folder(images, Path("deep/labels.png"))
     assert (named.target, folder) == ("labels", Path("deep"))
-    assert output_folder(one, Path("out")) == (one, Path("out"))
+    assert output_folder(images, Path("out")) == (images, Path("out"))
     with pytest.raises(ValueError, match=r"labels\.png is one label map, but there are 2 images"):
         output_folder(find_images(["."])[0], Path("labels.png"))
     for wrong in ("labels.jpg", "labels.TIF", "labels.npz"):
         with pytest.raises(ValueError, match=r"is no PNG file, which label maps are: say labels\.png, or a folder"):
-            output_folder(one, Path(wrong))
+            output_folder(images, Path(wrong))
     Path("2026.jpg").mkdir()
-    assert output_folder(one, Path("2026.jpg")) == (one, Path("2026.jpg"))
-    assert output_folder(one, Path("run.1")) == (one, Path("run.1"))
+    assert output_folder(images, Path("2026.jpg")) == (images, Path("2026.jpg"))
+    assert output_folder(images, Path("run.1")) == (images, Path("run.1"))
 
 
 # ---- the line
@@ -151,21 +151,21 @@ def result_names(folder="out"):
 
 def test_a_folder_is_segmented(draw, segmenter):
     draw("in/a/x.jpg", "in/b/x.jpg", "in/b/x.png")
-    found, _ = find_images(["in"], recursive=True)
-    told = []
+    images, _ = find_images(["in"], recursive=True)
+    calls = []
     report = segment_images(
-        segmenter, found, Path("out"), Options(probabilities=True), lambda *told_now: told.append(told_now)
+        segmenter, images, Path("out"), Options(probabilities=True), lambda *numbers: calls.append(numbers)
     )
     stems = ["a/x", "b/x.jpg", "b/x.png"]
     assert result_names() == sorted(stem + ending for stem in stems for ending in (".npz", ".png", "_overlay.jpg"))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert calls == [(1, 3), (2, 3), (3, 3)]
     for outcome in report.done:
         expected = segmenter(outcome.path)
         np.testing.assert_array_equal(np.array(Image.open(outcome.files.labels)), expected.labels)
         assert outcome.classes == expected.summary()
         assert outcome.size == (9, 12)
     assert report.pixels.sum() == 3 * 9 * 12
-    shares = {found.name: images for found, images in report.summary()}
+    shares = {row.name: count for row, count in report.summary()}
     assert max(shares.values()) == 3
 
 
@@ -173,9 +173,9 @@ def test_a_folder_is_segmented(draw, segmenter):
 def test_batches_change_nothing(draw, segmenter, batch):
     draw(*[f"in/{n}.png" for n in range(5)])
     draw(*[f"in/{n}.png" for n in range(5, 8)], size=(7, 12))
-    found, _ = find_images(["in"])
-    single = segment_images(segmenter, found, Path("one"), Options(overlay=False))
-    report = segment_images(segmenter, found, Path("out"), Options(overlay=False, batch=batch))
+    images, _ = find_images(["in"])
+    single = segment_images(segmenter, images, Path("one"), Options(overlay=False))
+    report = segment_images(segmenter, images, Path("out"), Options(overlay=False, batch=batch))
     assert len(report.done) == 8
     for name in result_names():
         np.testing.assert_array_equal(np.array(Image.open(Path("out", name))), np.array(Image.open(Path("one", name))))
@@ -184,31 +184,31 @@ def test_batches_change_nothing(draw, segmenter, batch):
 
 def test_a_second_run_does_what_is_left(draw, segmenter, model_folder):
     draw("in/x.jpg", "in/y.jpg", "in/z.jpg", "in/changed.jpg")
-    found, _ = find_images(["in"])
-    segment_images(segmenter, found, Path("out"))
+    images, _ = find_images(["in"])
+    segment_images(segmenter, images, Path("out"))
     Path("out/y.png").unlink()
     Path("out/z_overlay.jpg").unlink()
     os.utime("in/changed.jpg", (2e9, 2e9))
-    report = segment_images(segmenter, found, Path("out"))
-    assert sorted(one.path.name for one in report.done) == ["changed.jpg", "y.jpg", "z.jpg"]
+    report = segment_images(segmenter, images, Path("out"))
+    assert sorted(entry.path.name for entry in report.done) == ["changed.jpg", "y.jpg", "z.jpg"]
     assert [path.name for path in report.skipped] == ["x.jpg"]
     os.utime("in/changed.jpg", (1e9, 1e9))
-    assert len(segment_images(segmenter, found, Path("out"), Options(overwrite=True)).done) == 4
-    assert len(segment_images(segmenter, found, Path("out")).skipped) == 4
+    assert len(segment_images(segmenter, images, Path("out"), Options(overwrite=True)).done) == 4
+    assert len(segment_images(segmenter, images, Path("out")).skipped) == 4
     flipped = load(model_folder, flip=True)
-    assert len(segment_images(flipped, found, Path("out")).done) == 4, "other settings, other results"
+    assert len(segment_images(flipped, images, Path("out")).done) == 4, "other settings, other results"
     Path("out/x.png").write_bytes(b"")  # a crash left it
-    assert len(segment_images(flipped, found, Path("out")).done) == 1
+    assert len(segment_images(flipped, images, Path("out")).done) == 1
 
 
 def test_another_legend_is_another_overlay(draw, segmenter):
     draw("in/x.jpg")
-    found, _ = find_images(["in"])
-    segment_images(segmenter, found, Path("out"))
+    images, _ = find_images(["in"])
+    segment_images(segmenter, images, Path("out"))
     labels = Path("out/x.png").read_bytes()
-    assert len(segment_images(segmenter, found, Path("out"), Options(legend=False)).done) == 1
-    assert len(segment_images(segmenter, found, Path("out"), Options(legend=False)).skipped) == 1
-    assert len(segment_images(segmenter, found, Path("out"), Options(overlay=False)).skipped) == 1
+    assert len(segment_images(segmenter, images, Path("out"), Options(legend=False)).done) == 1
+    assert len(segment_images(segmenter, images, Path("out"), Options(legend=False)).skipped) == 1
+    assert len(segment_images(segmenter, images, Path("out"), Options(overlay=False)).skipped) == 1
     assert Path("out/x.png").read_bytes() == labels, "label maps do not know of legends"
     with Image.open("out/x_overlay.jpg") as picture:
         assert picture.size == (12, 9)
@@ -225,8 +225,8 @@ def test_images_are_never_overwritten(draw, segmenter):
 def bad_files():
     """Files that are no images, each with a word of its sentence."""
     Image.new("RGB", (64, 64), "red").save("truncated.jpg")
-    whole = Path("truncated.jpg").read_bytes()
-    Path("truncated.jpg").write_bytes(whole[: len(whole) // 2])
+    content = Path("truncated.jpg").read_bytes()
+    Path("truncated.jpg").write_bytes(content[: len(content) // 2])
     Path("empty.jpg").write_bytes(b"")
     Path("text.jpg").write_text("I am no image.")
     Path("eps.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
@@ -261,10 +261,10 @@ def png_header(width, height):
 def test_bad_files_do_not_stop_the_rest(draw, segmenter):
     draw("good.jpg", "zebra.png")
     bad = bad_files()
-    found, failed = find_images(["."])
+    images, failed = find_images(["."])
     assert not failed
-    report = segment_images(segmenter, found, Path("out"), Options(batch=2))
-    assert sorted(one.path.name for one in report.done) == ["good.jpg", "zebra.png"]
+    report = segment_images(segmenter, images, Path("out"), Options(batch=2))
+    assert sorted(entry.path.name for entry in report.done) == ["good.jpg", "zebra.png"]
     reasons = {path.name: why for path, why in report.failed}
     assert set(reasons) == set(bad)
     for name, word in bad.items():
@@ -314,10 +314,10 @@ def test_memory_is_bounded_by_pixels(draw, segmenter, monkeypatch):
     write = pipeline._write
 
     def writing(*arguments):
-        made = write(*arguments)
+        result = write(*arguments)
         with lock:
             now[0] -= 1
-        return made
+        return result
 
     monkeypatch.setattr(pipeline, "read_image", reading)
     monkeypatch.setattr(pipeline, "_write", writing)

@@ -26,30 +26,30 @@ def segmentation(height=6, width=8, label_set=ANIMALS, probabilities=True):
 
 
 def test_summary_by_hand():
-    found = segmentation(width=12).summary()
-    assert [(one.name, one.share, one.confidence) for one in found] == [("background", 0.5, 0.5), ("cat", 0.5, 0.75)]
+    summary = segmentation(width=12).summary()
+    assert [(row.name, row.share, row.confidence) for row in summary] == [("background", 0.5, 0.5), ("cat", 0.5, 0.75)]
     assert segmentation(width=3).summary()[0].name == "cat"  # two of three columns
 
 
 def test_totals_are_counted_in_bands(monkeypatch):
-    whole = segmentation(37, 11)
+    segmented = segmentation(37, 11)
     monkeypatch.setattr(result, "ROWS_AT_A_TIME", 5)
     pixels, sums = segmentation(37, 11).totals()
     assert pixels.tolist() == [37 * 5, 37 * 6, 0, 0, 0, 0, 0]
     np.testing.assert_allclose(sums, [37 * 5 * 0.5, 37 * 6 * 0.75, 0, 0, 0, 0, 0])
-    assert whole.summary() == segmentation(37, 11).summary()
+    assert segmented.summary() == segmentation(37, 11).summary()
 
 
 def test_a_label_by_name_and_number():
-    found = segmentation()
-    assert found["cat"].dtype == bool
-    assert found["cat"].sum() == 24
-    np.testing.assert_array_equal(found[CAT], found["cat"])
-    assert not found["horse"].any()
+    result = segmentation()
+    assert result["cat"].dtype == bool
+    assert result["cat"].sum() == 24
+    np.testing.assert_array_equal(result[CAT], result["cat"])
+    assert not result["horse"].any()
     with pytest.raises(KeyError, match=r"no label 'cats': the labels are background, cat, .*Did you mean 'cat'\?"):
-        found["cats"]
+        result["cats"]
     with pytest.raises(KeyError, match="no label 7"):
-        found[7]
+        result[7]
 
 
 def test_mask_has_ids_and_colours():
@@ -72,19 +72,19 @@ def test_overlay_in_bands_is_the_whole(monkeypatch):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 7, (23, 9)).astype(np.uint8)
     image = rng.integers(0, 256, (23, 9, 3)).astype(np.uint8)
-    found = Segmentation(labels, np.ones((23, 9), np.float16), image, ANIMALS)
-    whole = np.array(found.overlay())
+    segmented = Segmentation(labels, np.ones((23, 9), np.float16), image, ANIMALS)
+    expected = np.array(segmented.overlay())
     monkeypatch.setattr(result, "ROWS_AT_A_TIME", 4)
-    np.testing.assert_array_equal(np.array(found.overlay()), whole)
+    np.testing.assert_array_equal(np.array(segmented.overlay()), expected)
 
 
 def test_overlay_with_a_legend():
-    found = segmentation(200, 300)
-    shown = found.overlay(legend=True)
+    segmented = segmentation(200, 300)
+    shown = segmented.overlay(legend=True)
     assert shown.width == 300
     assert shown.height > 200
-    np.testing.assert_array_equal(np.array(shown)[:200], np.array(found.overlay()))
-    assert found.legend_entries() == [("background  50%", None), ("cat  50%", ANIMALS.colours[CAT])]
+    np.testing.assert_array_equal(np.array(shown)[:200], np.array(segmented.overlay()))
+    assert segmented.legend_entries() == [("background  50%", None), ("cat  50%", ANIMALS.colours[CAT])]
 
 
 def test_lines_of_large_overlays_are_wider(monkeypatch):
@@ -99,16 +99,16 @@ def test_overlay_can_be_small():
 
 
 def test_save_to_a_file(tmp_path):
-    found = segmentation()
-    assert found.save(tmp_path / "deep" / "x.png") == tmp_path / "deep" / "x.png"
-    with Image.open(tmp_path / "deep" / "x.png") as made:
-        assert made.mode == "P"
-        assert made.info["labels"].startswith("background, cat")
-        np.testing.assert_array_equal(np.array(made), found.labels)
-    found.save(str(tmp_path / "x.npz"))
-    with np.load(tmp_path / "x.npz") as made:
-        assert made["probabilities"].dtype == np.float16
-        np.testing.assert_allclose(made["probabilities"], found.probabilities, atol=1e-3)
+    result = segmentation()
+    assert result.save(tmp_path / "deep" / "x.png") == tmp_path / "deep" / "x.png"
+    with Image.open(tmp_path / "deep" / "x.png") as file:
+        assert file.mode == "P"
+        assert file.info["labels"].startswith("background, cat")
+        np.testing.assert_array_equal(np.array(file), result.labels)
+    result.save(str(tmp_path / "x.npz"))
+    with np.load(tmp_path / "x.npz") as file:
+        assert file["probabilities"].dtype == np.float16
+        np.testing.assert_allclose(file["probabilities"], result.probabilities, atol=1e-3)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["x.npz"]  # nothing half-made is left
 
 
@@ -165,29 +165,31 @@ def speckled():
 
 
 def test_small_and_unsure_regions_are_cleaned_away():
-    found = speckled()
-    assert list(found.cleaned()) == ["background", "cat", "horse", "dog"]
-    assert found.cleaned() is found
-    assert list(found.cleaned(min_area=6)) == ["background", "cat", "horse", "dog"]
-    assert list(found.cleaned(min_area=7)) == ["background", "cat", "horse"]
-    assert found.cleaned(min_area=7)["cat"].sum() == 144
-    assert list(found.cleaned(min_area=0.01)) == ["background", "cat", "horse"]  # 1% is 12 pixels
-    assert list(found.cleaned(min_confidence=0.5)) == ["background", "cat", "dog"]
-    assert list(found.cleaned(0.01, 0.5)) == ["background", "cat"]
-    assert list(found) == ["background", "cat", "horse", "dog"], "the result itself stays"
+    segmented = speckled()
+    assert list(segmented.cleaned()) == ["background", "cat", "horse", "dog"]
+    assert segmented.cleaned() is segmented
+    assert list(segmented.cleaned(min_area=6)) == ["background", "cat", "horse", "dog"]
+    assert list(segmented.cleaned(min_area=7)) == ["background", "cat", "horse"]
+    assert segmented.cleaned(min_area=7)["cat"].sum() == 144
+    assert list(segmented.cleaned(min_area=0.01)) == ["background", "cat", "horse"]  # 1% is 12 pixels
+    assert list(segmented.cleaned(min_confidence=0.5)) == ["background", "cat", "dog"]
+    assert list(segmented.cleaned(0.01, 0.5)) == ["background", "cat"]
+    assert list(segmented) == ["background", "cat", "horse", "dog"], "the result itself stays"
 
 
 def test_confidence_of_cleaned_pixels():
-    found = speckled().cleaned(7, 0.5)
-    assert found.confidence[16, 16] == np.float16(1) - np.float16(0.9)  # the most that the dog leaves to the cat
-    assert found.confidence[29, 39] == np.float16(0.25)
-    assert found.confidence[0, 0] == np.float16(0.9)
+    cleaned = speckled().cleaned(7, 0.5)
+    assert cleaned.confidence[16, 16] == np.float16(1) - np.float16(0.9)  # the most that the dog leaves to the cat
+    assert cleaned.confidence[29, 39] == np.float16(0.25)
+    assert cleaned.confidence[0, 0] == np.float16(0.9)
     probabilities = np.full((7, 30, 40), 0.05, np.float32)
     probabilities[CAT] = 0.07
-    kept = Segmentation(found.labels, found.confidence, found.image, ANIMALS, probabilities)
-    labels = kept.labels.copy()
+    with_probabilities = Segmentation(cleaned.labels, cleaned.confidence, cleaned.image, ANIMALS, probabilities)
+    labels = with_probabilities.labels.copy()
     labels[0, 0] = 3
-    changed = Segmentation(labels, kept.confidence, kept.image, ANIMALS, probabilities).cleaned(2)
+    changed = Segmentation(
+        labels, with_probabilities.confidence, with_probabilities.image, ANIMALS, probabilities
+    ).cleaned(2)
     assert changed.confidence[0, 0] == np.float16(0.05)
 
 
@@ -198,26 +200,26 @@ def test_cleaning_takes_areas_and_probabilities(settings):
 
 
 def test_polygons():
-    found = speckled()
-    assert [(p.name, p.area) for p in found.polygons()] == [
+    segmented = speckled()
+    assert [(p.name, p.area) for p in segmented.polygons()] == [
         *(("background", 1031), ("cat", 138), ("horse", 25), ("dog", 6)),
     ]
-    [cat] = found.polygons("cat")
+    [cat] = segmented.polygons("cat")
     assert len(cat.holes) == 1
-    assert [p.name for p in found.polygons(CAT)] == ["cat"]
-    assert found.polygons("sheep") == []
+    assert [p.name for p in segmented.polygons(CAT)] == ["cat"]
+    assert segmented.polygons("sheep") == []
     with pytest.raises(KeyError, match="no label 'cats'"):
-        found.polygons("cats")
+        segmented.polygons("cats")
 
 
 def test_what_is_in_it():
-    found = segmentation(width=3)
-    assert list(found) == ["cat", "background"]
-    assert "cat" in found
-    assert CAT in found
-    assert "horse" not in found
+    result = segmentation(width=3)
+    assert list(result) == ["cat", "background"]
+    assert "cat" in result
+    assert CAT in result
+    assert "horse" not in result
     with pytest.raises(KeyError, match=r"no label 'cats'.*Did you mean 'cat'"):
-        "cats" in found  # noqa: B015
+        "cats" in result  # noqa: B015
 
 
 @pytest.mark.parametrize("opacity", [-0.1, 2, float("nan")])

@@ -91,17 +91,17 @@ def test_tiles_change_nothing(settings, size, tile):
     model = Small(loud(settings))
     image = picture(*size)
     step = grid([model.field])
-    whole = predictor(model)(image)
+    expected = predictor(model)(image)
     parts = tiled(predictor(model), tile, margin([model.field], network=1), step)(image)
-    assert parts.shape == whole.shape
-    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
+    assert parts.shape == expected.shape
+    torch.testing.assert_close(parts, expected, atol=1e-5, rtol=0)
 
 
 def test_too_small_a_margin_is_seen():
     model = Small(loud(FIELDS["paper"]))
     image = picture(40, 40)
-    whole, parts = predictor(model)(image), tiled(predictor(model), 16, 2, 1)(image)
-    assert (whole - parts).abs().max() > 1e-3
+    expected, parts = predictor(model)(image), tiled(predictor(model), 16, 2, 1)(image)
+    assert (expected - parts).abs().max() > 1e-3
 
 
 def test_an_image_of_one_tile_is_computed_at_once():
@@ -123,41 +123,43 @@ def test_the_reach_by_hand():
 def test_labels_by_tiles_are_those_of_the_whole():
     model = Small(loud(FIELDS["paper"]))
     image = picture(47, 31)[0]
-    whole = predictor(model)(image[None])[0]
-    kept = np.empty((LABELS, 47, 31), np.float32)
+    expected = predictor(model)(image[None])[0]
+    probabilities = np.empty((LABELS, 47, 31), np.float32)
     array = image.permute(1, 2, 0).numpy()
     edge = margin([model.field], network=1)
-    labels, confidence = predict.tiled_labels(predictor(model), array, 13, edge, step=1, probabilities=kept)
+    labels, confidence = predict.tiled_labels(predictor(model), array, 13, edge, step=1, probabilities=probabilities)
     assert (labels.dtype, confidence.dtype) == (np.uint8, np.float16)
-    np.testing.assert_array_equal(labels, whole.argmax(0).numpy())
-    np.testing.assert_allclose(confidence, whole.amax(0).numpy(), atol=1e-3)
-    np.testing.assert_allclose(kept, whole.numpy(), atol=1e-5)
+    np.testing.assert_array_equal(labels, expected.argmax(0).numpy())
+    np.testing.assert_allclose(confidence, expected.amax(0).numpy(), atol=1e-3)
+    np.testing.assert_allclose(probabilities, expected.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("small, large", [((5, 7), (41, 30)), ((1, 1), (3, 9)), ((6, 6), (6, 6)), ((9, 4), (10, 5))])
 def test_enlarged_labels_are_those_of_enlarged_probabilities(small, large, monkeypatch):
     monkeypatch.setattr(predict, "MAX_ENLARGED_NUMBERS", 100)
-    found = torch.rand(3, *small).softmax(0)
-    best = functional.interpolate(found[None], large, mode="bilinear")[0].max(0)
-    labels, confidence = enlarged_labels(found, *large)
+    probabilities = torch.rand(3, *small).softmax(0)
+    best = functional.interpolate(probabilities[None], large, mode="bilinear")[0].max(0)
+    labels, confidence = enlarged_labels(probabilities, *large)
     np.testing.assert_array_equal(labels, best.indices.numpy())
     np.testing.assert_allclose(confidence, best.values.numpy(), atol=1e-3)
 
 
 def test_scales_mirrors_and_averages():
     model, image = Small(None), picture(12, 15)
-    one = predictor(model)
-    assert one(image).shape == (2, LABELS, 12, 15)
-    torch.testing.assert_close(scaled(one, [1.0])(image), one(image))
-    both = scaled(one, [0.5, 1.5])(image)
+    single = predictor(model)
+    assert single(image).shape == (2, LABELS, 12, 15)
+    torch.testing.assert_close(scaled(single, [1.0])(image), single(image))
+    both = scaled(single, [0.5, 1.5])(image)
     parts = []
     for size in ((6, 8), (18, 22)):
         resized = functional.interpolate(image.float(), size, mode="bilinear", antialias=size[0] < 12)
-        found = one(resized.round().clamp(0, 255).to(torch.uint8))
-        parts.append(functional.interpolate(found, (12, 15), mode="bilinear"))
+        probabilities = single(resized.round().clamp(0, 255).to(torch.uint8))
+        parts.append(functional.interpolate(probabilities, (12, 15), mode="bilinear"))
     torch.testing.assert_close(both, (parts[0] + parts[1]) / 2)
-    torch.testing.assert_close(mirrored(one)(image.flip(-1)), mirrored(one)(image).flip(-1))
-    torch.testing.assert_close(averaged([one, mirrored(one)])(image), (one(image) + mirrored(one)(image)) / 2)
+    torch.testing.assert_close(mirrored(single)(image.flip(-1)), mirrored(single)(image).flip(-1))
+    torch.testing.assert_close(
+        averaged([single, mirrored(single)])(image), (single(image) + mirrored(single)(image)) / 2
+    )
     for wrong in ([], [0.0], [9.0]):
         with pytest.raises(ValueError, match="must be factors"):
-            scaled(one, wrong)
+            scaled(single, wrong)

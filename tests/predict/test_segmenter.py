@@ -65,15 +65,15 @@ def test_one_model_is_enough(model_folder, image):
 
 def test_load_and_segment(model_folder, image):
     segmenter = deepmrf.load(model_folder)
-    found = segmenter(image)
-    whole = read_model(model_folder)(torch.from_numpy(image).permute(2, 0, 1)[None]).exp()[0].detach().numpy()
-    assert found.labels.shape == (45, 70)
-    assert len(set(found.labels.ravel().tolist())) > 1
-    np.testing.assert_array_equal(found.labels, whole.argmax(0))
-    np.testing.assert_allclose(found.probabilities, whole, atol=1e-6)
-    np.testing.assert_allclose(found.confidence, whole.max(0), atol=1e-3)
-    np.testing.assert_array_equal(found.image, image)
-    assert isinstance(found, deepmrf.Segmentation)
+    result = segmenter(image)
+    expected = read_model(model_folder)(torch.from_numpy(image).permute(2, 0, 1)[None]).exp()[0].detach().numpy()
+    assert result.labels.shape == (45, 70)
+    assert len(set(result.labels.ravel().tolist())) > 1
+    np.testing.assert_array_equal(result.labels, expected.argmax(0))
+    np.testing.assert_allclose(result.probabilities, expected, atol=1e-6)
+    np.testing.assert_allclose(result.confidence, expected.max(0), atol=1e-3)
+    np.testing.assert_array_equal(result.image, image)
+    assert isinstance(result, deepmrf.Segmentation)
     assert segmenter.labels == segmenter.model.labels
     assert len(segmenter.models) == 1
 
@@ -135,8 +135,8 @@ def test_several_models_are_averaged(model_folder, copied, image, tmp_path):
         other.unary.classify[1].weight.neg_()
     write_model(other, tmp_path / "other")
     single = [load(folder)(image).probabilities for folder in (model_folder, tmp_path / "other")]
-    found = load(model_folder, tmp_path / "other")(image).probabilities
-    np.testing.assert_allclose(found, (single[0] + single[1]) / 2, atol=1e-6)
+    average = load(model_folder, tmp_path / "other")(image).probabilities
+    np.testing.assert_allclose(average, (single[0] + single[1]) / 2, atol=1e-6)
     with pytest.raises(ValueError, match=r"label 1 is .lynx., not .cat.*only models of equal labels"):
         load(model_folder, copied(lambda config: config["labels"]["names"].__setitem__(1, "lynx")))
 
@@ -149,20 +149,20 @@ def test_scales_and_flip_change_and_tile_does_what_it_says(model_folder, image):
         flipped(image[:, ::-1]).probabilities, flipped(image).probabilities[..., ::-1], atol=1e-5
     )
     large = np.tile(image, (4, 3, 1))
-    found = load(model_folder, tile=64)(large)
-    assert found.probabilities is None
+    tiled = load(model_folder, tile=64)(large)
+    assert tiled.probabilities is None
     assert load(model_folder, tile=64)(large, probabilities=True).probabilities.shape == (7, 180, 210)
-    whole = load(model_folder)(large)
-    assert (found.labels == whole.labels).mean() > 0.9  # the network sees farther than a margin
+    untiled = load(model_folder)(large)
+    assert (tiled.labels == untiled.labels).mean() > 0.9  # the network sees farther than a margin
 
 
 def test_large_images_are_tiled_by_themselves(model_folder, image, monkeypatch):
     large = np.tile(image, (4, 3, 1))
     monkeypatch.setitem(segment.MAX_PIXELS_AT_ONCE, "cpu", 20_000)
     monkeypatch.setitem(segment.TILE_SIDE, "cpu", 70)
-    found = load(model_folder)(large)
-    assert found.probabilities is None
-    np.testing.assert_array_equal(found.labels, load(model_folder, tile=70)(large).labels)
+    result = load(model_folder)(large)
+    assert result.probabilities is None
+    np.testing.assert_array_equal(result.labels, load(model_folder, tile=70)(large).labels)
 
 
 def test_images_larger_than_in_training_are_shrunk(model_folder, copied, image):
@@ -170,12 +170,12 @@ def test_images_larger_than_in_training_are_shrunk(model_folder, copied, image):
     large = np.array(Image.fromarray(image).resize((280, 180)))
     segmenter = load(trained)
     assert segmenter.size == 70
-    found = segmenter(large)
-    assert found.labels.shape == (180, 280)
-    assert found.probabilities is None
+    result = segmenter(large)
+    assert result.labels.shape == (180, 280)
+    assert result.probabilities is None
     small = load(model_folder)(np.array(Image.fromarray(large).resize((70, 45), Image.Resampling.BILINEAR)))
     enlarged = torch.nn.functional.interpolate(torch.from_numpy(small.probabilities)[None], (180, 280), mode="bilinear")
-    np.testing.assert_array_equal(found.labels, enlarged[0].argmax(0).numpy())
+    np.testing.assert_array_equal(result.labels, enlarged[0].argmax(0).numpy())
     np.testing.assert_allclose(segmenter(large, probabilities=True).probabilities, enlarged[0].numpy(), atol=1e-6)
     np.testing.assert_array_equal(load(trained, size=0)(large).labels, load(model_folder)(large).labels)
     assert load(trained, tile=64).size is None
@@ -185,8 +185,8 @@ def test_images_larger_than_in_training_are_shrunk(model_folder, copied, image):
 def test_a_batch_is_its_images(model_folder, image):
     segmenter = load(model_folder)
     together = segmenter.batch([image, image[::-1].copy()])
-    for found, one in zip(together, (image, image[::-1].copy()), strict=True):
-        np.testing.assert_allclose(found.probabilities, segmenter(one).probabilities, atol=1e-5)
+    for result, single in zip(together, (image, image[::-1].copy()), strict=True):
+        np.testing.assert_allclose(result.probabilities, segmenter(single).probabilities, atol=1e-5)
     with pytest.raises(ValueError, match="give equal ones"):
         segmenter.batch([image, image[:-1]])
 
@@ -306,13 +306,20 @@ def test_a_config_that_is_none(copied, content):
 def test_damaged_weights(copied):
     folder = copied()
     weights = folder / "model.safetensors"
-    whole = weights.read_bytes()
-    for content in (b"", whole[:5], whole[:1000], whole[: len(whole) // 2], b"\xff" * 100, b"PK\x03\x04" + b"0" * 100):
+    intact = weights.read_bytes()
+    for content in (
+        b"",
+        intact[:5],
+        intact[:1000],
+        intact[: len(intact) // 2],
+        b"\xff" * 100,
+        b"PK\x03\x04" + b"0" * 100,
+    ):
         weights.write_bytes(content)
         with pytest.raises(ValueError, match="cannot be used") as caught:
             load(folder)
         assert "\n" not in str(caught.value)
-    weights.write_bytes(whole)
+    weights.write_bytes(intact)
     tensors = load_file(weights)
     name = "unary.classify.1.weight"
     save_file({key: value for key, value in tensors.items() if key != name}, weights)
@@ -365,21 +372,21 @@ def test_a_batch_takes_what_a_call_takes(model_folder, image):
     segmenter = load(model_folder, device="cpu")
     assert segmenter.batch([]) == []
     given = [image, Image.fromarray(image), torch.from_numpy(image).permute(2, 0, 1), image / 255]
-    for found in segmenter.batch(given):
-        np.testing.assert_array_equal(found.labels, segmenter(image).labels)
+    for result in segmenter.batch(given):
+        np.testing.assert_array_equal(result.labels, segmenter(image).labels)
     with pytest.raises(ValueError, match="floats from 0 to 510"):
         segmenter.batch([np.linspace(0, 510, 300).reshape(10, 10, 3)])
 
 
 def test_a_result_keeps_its_image(model_folder, image):
-    found = load(model_folder, device="cpu")(image)
+    result = load(model_folder, device="cpu")(image)
     before = image.copy()
     image[:] = 0
-    np.testing.assert_array_equal(found.image, before)
+    np.testing.assert_array_equal(result.image, before)
     tensor = torch.from_numpy(before.copy())
-    found = load(model_folder, device="cpu")(tensor.permute(2, 0, 1))
+    result = load(model_folder, device="cpu")(tensor.permute(2, 0, 1))
     tensor.zero_()
-    np.testing.assert_array_equal(found.image, before)
+    np.testing.assert_array_equal(result.image, before)
 
 
 def test_enlarged_images_are_tiled_sooner(model_folder, monkeypatch):

@@ -14,7 +14,7 @@ from deepmrf.predict.tiles import MIN_TILE_SIDE, in_tiles, spaced, square_tiles,
 SIZE = (9, 13, 11)
 
 
-def made(**options):
+def new_mrf(**options):
     """An MRF with parameters far from nothing."""
     gaussian = options.get("kernel", "gaussian") == "gaussian"
     mrf = MeanField(
@@ -34,11 +34,11 @@ def made(**options):
 
 
 def joined(mrf, log_p, image, tile):
-    whole = torch.full_like(log_p, torch.nan)
-    for place, log_q in in_tiles(mrf, log_p, image, tile):
-        assert whole[(slice(None), *place)].isnan().all()  # no voxel comes twice
-        whole[(slice(None), *place)] = log_q
-    return whole
+    joined_maps = torch.full_like(log_p, torch.nan)
+    for box, log_q in in_tiles(mrf, log_p, image, tile):
+        assert joined_maps[(slice(None), *box)].isnan().all()  # no voxel comes twice
+        joined_maps[(slice(None), *box)] = log_q
+    return joined_maps
 
 
 @pytest.mark.parametrize("tile", [(5, 7, 4), (9, 13, 2), (20, 20, 20)], ids=str)
@@ -55,7 +55,7 @@ def joined(mrf, log_p, image, tile):
     ids=["gaussian", "distance", "no contexts", "uneven", "even sizes", "two iterations"],
 )
 def test_tiles_give_what_the_whole_gives(options, tile, agree):
-    mrf = made(**options)
+    mrf = new_mrf(**options)
     log_p, image = torch.randn(3, *SIZE).log_softmax(0), torch.rand(1, *SIZE)
     agree(joined(mrf, log_p, image, tile), mrf(log_p[None], image[None])[0])
 
@@ -65,7 +65,7 @@ def test_tiles_give_what_the_whole_gives(options, tile, agree):
 )
 def test_the_reach_is_no_larger_than_needed(options):
     """The farthest voxel within reach changes the result at the centre, and the next one does not."""
-    mrf = made(**options).double()
+    mrf = new_mrf(**options).double()
     before, behind = mrf.reach()[1]
     centre, length = before + 2, before + behind + 5
     log_p, image = torch.randn(1, 3, 1, length, 1).double(), 0.1 * torch.rand(1, 1, 1, length, 1).double()
@@ -86,7 +86,7 @@ def test_every_voxel_is_in_one_tile():
 
 
 def test_tiles_fit_into_the_budget():
-    mrf = made()
+    mrf = new_mrf()
     assert tile_size(mrf, SIZE) == SIZE
     bytes_each = 4 * (3 * (2 + 8) + 4)
     around = [a + b for a, b in mrf.reach()]
@@ -101,7 +101,7 @@ def test_tiles_fit_into_the_budget():
 
 
 def test_spacing_is_the_volumes_own_and_is_put_back():
-    mrf, other = made(), made(spacing=(2.0, 1.0, 1.0))
+    mrf, other = new_mrf(), new_mrf(spacing=(2.0, 1.0, 1.0))
     other.load_state_dict(mrf.state_dict())
     log_p, image = torch.randn(3, *SIZE).log_softmax(0), torch.rand(1, *SIZE)
     [(_, log_q)] = in_tiles(mrf, log_p, image, spacing=(2.0, 1.0, 1.0))

@@ -63,10 +63,10 @@ def test_large_images_are_refined_in_tiles(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(apply, "MAX_IMAGE_BYTES", 1 << 22)
     refine(mrf, labels, *folders, tmp_path / "tiles", probabilities="npy")
     for stem in "abcde":
-        whole, tiles = (np.asarray(Image.open(tmp_path / name / f"{stem}.png")) for name in ("whole", "tiles"))
-        assert (whole == tiles).mean() > 0.999
-        whole, tiles = (np.load(tmp_path / name / f"{stem}.npy") for name in ("whole", "tiles"))
-        assert np.abs(whole.astype(np.float32) - tiles).mean() < 1e-3
+        at_once, tiles = (np.asarray(Image.open(tmp_path / name / f"{stem}.png")) for name in ("whole", "tiles"))
+        assert (at_once == tiles).mean() > 0.999
+        at_once, tiles = (np.load(tmp_path / name / f"{stem}.npy") for name in ("whole", "tiles"))
+        assert np.abs(at_once.astype(np.float32) - tiles).mean() < 1e-3
 
 
 @pytest.mark.parametrize("kind", ["logits", "probabilities", "log-probabilities", "8-bit probabilities", "label ids"])
@@ -82,8 +82,8 @@ def test_a_part_of_a_prediction_is_that_part_of_all(tmp_path, monkeypatch, kind)
     }[kind]
     np.save(tmp_path / "a.npy", values.numpy())
     files = PredictionFolder(tmp_path).find("a")
-    log_p, told = open_prediction(files, L)
-    assert told == kind
+    log_p, read_kind = open_prediction(files, L)
+    assert read_kind == kind
     assert log_p.shape == (L, 33, 40)
     part = (slice(None), slice(5, 20), slice(30, 40))
     assert torch.equal(log_p[part], read_prediction(files, L)[0][part])

@@ -402,8 +402,8 @@ def test_fit_and_refine_as_typed(folders, tmp_path, type_in):
 
 
 def test_the_helps_defaults_are_the_settings(type_in):
-    for said, settings in ((command.IMAGE_DEFAULTS, FitSettings()), (command.VOLUME_DEFAULTS, VOLUME_SETTINGS)):
-        assert said == {name: getattr(settings, name) for name in said}
+    for defaults, settings in ((command.IMAGE_DEFAULTS, FitSettings()), (command.VOLUME_DEFAULTS, VOLUME_SETTINGS)):
+        assert defaults == {name: getattr(settings, name) for name in defaults}
     changed = {name for name in vars(VOLUME_SETTINGS) if getattr(VOLUME_SETTINGS, name) != getattr(FitSettings(), name)}
     assert changed - {"penalty_rate", "contexts_rate"} <= set(command.VOLUME_DEFAULTS)
     text = type_in("fit", "--help")[1]

@@ -28,10 +28,10 @@ def test_others_may_read_a_checkpoint(tmp_path):
 def test_a_damaged_checkpoint_is_named(tmp_path, damage):
     path = tmp_path / "state.safetensors"
     write_checkpoint(path, {"a": torch.ones(300)}, {"step": 1})
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     if damage in ("no facts", "bad facts"):
         save_file({"a": torch.ones(3)}, path, None if damage == "no facts" else {"facts": "{"})
     else:
-        path.write_bytes({"truncated": whole[:-100], "empty": b"", "text": b"no checkpoint at all"}[damage])
+        path.write_bytes({"truncated": intact[:-100], "empty": b"", "text": b"no checkpoint at all"}[damage])
     with pytest.raises(ValueError, match=r"state\.safetensors is no whole checkpoint \(.+\): start again"):
         read_checkpoint(path)

@@ -242,9 +242,9 @@ def test_a_network_to_start_from_may_be_a_run_or_damaged(recipe, tmp_path):
     train.train(read_recipe(recipe), tmp_path / "first")
     words = ("train", recipe, "-o", tmp_path / "run", "--set", f"unary.start={tmp_path / 'first'}")
     weights = tmp_path / "first" / "model" / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-100])
+    intact = weights.read_bytes()
+    weights.write_bytes(intact[:-100])
     assert "cannot be used" in refused(*words)
-    weights.write_bytes(whole)
+    weights.write_bytes(intact)
     result = type_in(*words)
     assert result.exit_code == 0, result.output

@@ -167,8 +167,8 @@ def test_nothing_but_nan_ends_a_run(recipe, tmp_path, monkeypatch):
 @pytest.mark.parametrize("step", [0, 3, 14])
 def test_killed_and_resumed_it_ends_with_the_same_weights(recipe, tmp_path, step):
     """SIGKILL after some checkpoint; `step` checkpoints later the run is continued and must not differ in any bit."""
-    whole = type_in("train", recipe, "-o", tmp_path / "whole", "--set", "save_every=1", *SHORT)
-    assert whole.exit_code == 0, whole.output
+    uninterrupted = type_in("train", recipe, "-o", tmp_path / "whole", "--set", "save_every=1", *SHORT)
+    assert uninterrupted.exit_code == 0, uninterrupted.output
     command = [
         sys.executable,
         "-m",
