@@ -107,6 +107,7 @@ COMMANDS = {
     "--legend --no-legend --min-area --min-confidence --probabilities --overwrite "
     "--recursive -r --json --coco --max-pixels --labels --frames-as-video "
     "--fps --max-frames --flow --consistency --network",
+    "models": "NAME --time --device --json",
     "train": "RECIPE --out -o --set --resume --list --network",
     "evaluate": "MODELS --data --split --scales --flip --stages --video --device --out -o --network",
     "calibrate": "MODEL --data --split --temperature -t --device --out -o --network",

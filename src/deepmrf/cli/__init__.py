@@ -3,7 +3,7 @@
 console       how commands fail, show progress, and print tables and sentences
 process       threads, memory and output of the process, set when a command runs
 network       the option --network: a network of the user's own
-predict, video, fit, refine, train, evaluate, calibrate, export, bench, doctor, data: one file per command
+predict, video, fit, refine, train, evaluate, calibrate, export, models, bench, doctor, data: one file per command
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from deepmrf.cli.doctor import DOCTOR_HELP, doctor_command
 from deepmrf.cli.evaluate import EVALUATE_HELP, evaluate_command
 from deepmrf.cli.export import EXPORT_HELP, export_command
 from deepmrf.cli.fit import FIT_HELP, fit_command
+from deepmrf.cli.models import MODELS_HELP, models_command
 from deepmrf.cli.predict import PREDICT_HELP, predict_command
 from deepmrf.cli.refine import REFINE_HELP, refine_command
 from deepmrf.cli.train import TRAIN_HELP, train_command
@@ -52,6 +53,7 @@ def main(
 
 
 app.command(name="predict", help=PREDICT_HELP)(predict_command)
+app.command(name="models", help=MODELS_HELP)(models_command)
 app.command(name="train", help=TRAIN_HELP)(train_command)
 app.command(name="evaluate", help=EVALUATE_HELP)(evaluate_command)
 app.command(name="calibrate", help=CALIBRATE_HELP)(calibrate_command)

@@ -109,13 +109,13 @@ class Bars:
         return show
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    """A table without lines whose first column is text and whose others are numbers."""
+def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> Table:
+    """A table without lines whose first column is text and whose others are numbers; a Text keeps its colours."""
     result = Table(title=title, box=None, header_style="dim", pad_edge=False)
     for number, heading in enumerate(headings):
         result.add_column(heading, justify="right" if number else "left")
     for row in rows:
-        result.add_row(*[Text(plain(cell)) for cell in row])
+        result.add_row(*[cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row])
     return result
 
 

@@ -3,4 +3,5 @@
 parsing_network   DeepParsingNetwork: network (b1 to b11) and mean field (b12 to b15)
 folder            the model folder: config.json and model.safetensors
 names             models by name: bundled, in a folder, on the hub
+summary           ModelSummary: labels, scores and size of a model, read without building it
 """

@@ -27,12 +27,17 @@ def open_model(name: str | os.PathLike[str], network: OwnNetwork | None = None) 
 
     network: the network of a folder that was saved around one of the user's own.
     """
+    return from_folder(find_folder(name), network)
+
+
+def find_folder(name: str | os.PathLike[str]) -> Path:
+    """The folder of the model of that name; a model on the hub is downloaded."""
     text = os.fspath(name)
     if text in bundled():
-        return read_model(PRETRAINED / text, network)
+        return PRETRAINED / text
     path = Path(text).expanduser()
     if path.is_dir():
-        return from_folder(path, network)
+        return _with_config(path)
     if path.suffix.lower() in CODE_SUFFIXES:
         raise ValueError(
             f"{text} is refused: files of this kind can run code when they are read; "
@@ -40,10 +45,10 @@ def open_model(name: str | os.PathLike[str], network: OwnNetwork | None = None) 
         )
     if path.is_file():
         if path.name in (CONFIG, WEIGHTS):
-            return from_folder(path.parent, network)
+            return path.parent
         raise ValueError(f"{text} is a file: give the folder that holds {CONFIG} and {WEIGHTS}.")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
-        return _from_hub(text, network)
+        return _from_hub(text)
     near = get_close_matches(text, bundled(), 1)
     guess = f" Did you mean {near[0]}?" if near else ""
     known = ", ".join(bundled()) or "none in this installation"
@@ -54,12 +59,7 @@ def open_model(name: str | os.PathLike[str], network: OwnNetwork | None = None) 
 
 def from_folder(folder: Path, network: OwnNetwork | None = None) -> DeepParsingNetwork:
     """Read the model for images or clips in a folder, or in its folder "model", where deepmrf train writes it."""
-    if not (folder / CONFIG).is_file() and (folder / "model" / CONFIG).is_file():
-        folder = folder / "model"
-    if not (folder / CONFIG).is_file():
-        unread = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in CODE_SUFFIXES]
-        code = f" ({unread[0]} is not read: such files can run code)" if unread else ""
-        raise FileNotFoundError(f"{folder} holds no {CONFIG}{code}: give a folder that deepmrf train wrote.")
+    folder = _with_config(folder)
     mrf = read_config(folder)["mean_field"] or {}
     spatial, temporal = mrf.get("dims", 2) == 2, mrf.get("dims") == 3 and mrf.get("temporal") is True
     if not (spatial or temporal) or mrf.get("features", 3) not in (0, 3):
@@ -67,12 +67,21 @@ def from_folder(folder: Path, network: OwnNetwork | None = None) -> DeepParsingN
     return read_model(folder, network)
 
 
-def _from_hub(name: str, network: OwnNetwork | None) -> DeepParsingNetwork:
+def _with_config(folder: Path) -> Path:
+    """The folder itself or its folder "model", whichever holds a model."""
+    for path in (folder, folder / "model"):
+        if (path / CONFIG).is_file():
+            return path
+    unread = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in CODE_SUFFIXES]
+    code = f" ({unread[0]} is not read: such files can run code)" if unread else ""
+    raise FileNotFoundError(f"{folder} holds no {CONFIG}{code}: give a folder that deepmrf train wrote.")
+
+
+def _from_hub(name: str) -> Path:
     try:
-        folder = download(name)
+        return download(name)
     except Exception as error:  # the hub's client raises what its transport does
         raise ValueError(
             f"There is no folder {name} here, and the hub did not give such a model ({first_line(error)}): "
             "check the name, and that the network is up."
         ) from None
-    return from_folder(folder, network)

@@ -1,0 +1,59 @@
+"""`deepmrf models` as a user types it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from deepmrf.cli import app
+from deepmrf.data.labels import ANIMALS, CAMVID
+from deepmrf.models.names import bundled
+from deepmrf.models.summary import summarise
+
+
+def type_in(*words, code=0):
+    result = CliRunner().invoke(app, ["models", *words], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_all_models():
+    text = type_in()
+    lines = text.splitlines()
+    assert lines[0].split() == ["model", "classes", "mIoU", "scored", "on", "MB"]
+    for name, line in zip(bundled(), lines[1:], strict=False):
+        summary = summarise(name)
+        assert line.split()[:3] == [name, str(len(summary.labels)), f"{100 * summary.miou:.2f}"]
+    assert f"animals: {', '.join(ANIMALS.names)}." in lines
+    assert f"street, street-fast: {', '.join(CAMVID.names)}." in lines
+
+
+def test_one_model():
+    text = type_in("animals")
+    assert "without the MRF (animals val, 180 images)" in text
+    rows = [line.split() for line in text.splitlines()[-7:]]
+    assert [row[0] for row in rows] == list(ANIMALS.names)
+    assert rows[1][1:4] == ["1", f"{100 * summarise('animals').iou['cat']:.2f}", "#400000"]
+
+
+def test_json_for_programs():
+    entries = json.loads(type_in("--json"))
+    assert [entry["name"] for entry in entries] == bundled()
+    assert entries[0]["names"] == list(ANIMALS.names)
+    assert entries[0]["seconds"] is None
+    assert json.loads(type_in("animals", "--json")) == entries[0]
+
+
+@pytest.mark.usefixtures("plain_torch", "untaught")
+def test_time_is_measured_here(monkeypatch):
+    monkeypatch.setattr("deepmrf.cli.models.TIMED_SIDE", 64)
+    monkeypatch.setattr("deepmrf.cli.models.TIMED_RUNS", 1)
+    assert "seconds" in type_in("--time", "--device", "cpu").splitlines()[0]
+    assert json.loads(type_in("animals", "--time", "--device", "cpu", "--json"))["seconds"] > 0
+    assert "seconds per photograph of 64 x 64: " in type_in("animals", "--time", "--device", "cpu")
+
+
+def test_a_model_that_is_not_there():
+    assert "There is no model 'animal'" in type_in("animal", code=2)
