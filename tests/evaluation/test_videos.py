@@ -13,7 +13,7 @@ from deepmrf.data.dataset import Dataset, Item
 from deepmrf.evaluation import videos
 from deepmrf.evaluation.metrics import SegmentationMetrics
 from deepmrf.evaluation.temporal import TemporalConsistency
-from deepmrf.evaluation.videos import VideoModel, evaluate_video, sequences, video_models
+from deepmrf.evaluation.videos import VideoModel, evaluate_video, video_models
 from deepmrf.flow import estimate
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.frames import frame_reach
@@ -48,7 +48,7 @@ def test_streamed_scores_are_those_of_whole_sequences(data, models):
     calls = []
     result = evaluate_video(parts, data, progress=lambda *numbers: calls.append(numbers))
     assert calls[-1] == (30, 30)
-    wholes = [data.read_clip(items) for items in sequences(data)]
+    wholes = [data.read_clip(items) for items in data.sequences()]
     for part in parts:
         scores, consistency = SegmentationMetrics(len(data.labels)), TemporalConsistency()
         for frames, masks in wholes:
@@ -72,7 +72,7 @@ def test_a_frame_sees_all_that_can_change_it(data, normalize, reach):
     part = VideoModel("deep", model, "rigid")
     assert part.reach() == frame_reach(model.mean_field) == reach
     assert VideoModel("deep", model, "network").reach() == 0
-    frames = torch.from_numpy(data.read_clip(sequences(data)[0])[0]).permute(3, 0, 1, 2)[None]
+    frames = torch.from_numpy(data.read_clip(next(data.sequences()))[0]).permute(3, 0, 1, 2)[None]
     log_p = (torch.randn(1, len(data.labels), *frames.shape[2:]) * 3).log_softmax(1)
     expected = part(log_p, frames, None)[:, :, 7]
 
@@ -107,7 +107,7 @@ def test_sequences_are_in_order_and_broken_where_frames_are_missing(tmp_path):
     numbers = [5, 1, 3, 21, 23, 2, 4]
     items = [*[item("a", n) for n in numbers], item("", 0), item("b", 9)]
     data = Dataset(items, synthetic().labels)
-    result = sorted([item.frame for item in sequence] for sequence in sequences(data))
+    result = sorted([item.frame for item in sequence] for sequence in data.sequences())
     assert result == [[0], [1, 2, 3, 4, 5], [9], [21, 23]]
 
 

@@ -141,20 +141,21 @@ class Dataset(Sequence[Item]):
         if length < 1:
             raise ValueError(f"A clip of {length} frames was asked for; give a length of 1 or more.")
         clips: dict[Item, tuple[Item, ...]] = {}
-        for run in self._runs(max_step):
+        for run in self.sequences(max_step):
             for centre, item in enumerate(run):
                 indices = range(centre - length // 2, centre - length // 2 + length)
                 clips[item] = tuple(run[min(max(index, 0), len(run) - 1)] for index in indices)
         return [clips[item] for item in self.items if item.mask is not None or not labelled_only]
 
-    def _runs(self, max_step: int | None) -> Iterator[list[Item]]:
-        sequences: dict[str, list[Item]] = {}
+    def sequences(self, max_step: int | None = None) -> Iterator[list[Item]]:
+        """Yield the frames of each unbroken sequence, in order; an image on its own is a sequence of one."""
+        videos: dict[str, list[Item]] = {}
         for item in self.items:
             if item.sequence:
-                sequences.setdefault(item.sequence, []).append(item)
+                videos.setdefault(item.sequence, []).append(item)
             else:
                 yield [item]
-        for items in sequences.values():
+        for items in videos.values():
             items.sort(key=lambda item: item.frame)
             steps = np.diff([item.frame for item in items])
             limit = max_step if max_step is not None else 2 * float(np.median(steps)) if len(steps) else 0

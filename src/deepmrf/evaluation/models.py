@@ -6,7 +6,7 @@ import copy
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,14 @@ def score_videos(
     return evaluate_video(measured, data, device, phases("frames"))
 
 
-def write_scores(folder: Path, facts: dict[str, Any], scores: dict[str, Any]) -> tuple[Path, Path]:
+def write_scores(folder: Path, facts: dict[str, Any], scores: Mapping[str, Scores | VideoScores]) -> tuple[Path, Path]:
     """Write scores.json (with these facts) and scores.csv (a row per class) into a folder."""
     content = {**facts, "scores": {name: score.to_dict() for name, score in scores.items()}}
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["part", "class", "iou", "accuracy", "ta", "la", "ba"])
     for name, score in scores.items():
-        writer.writerows([[name, *row] for row in getattr(score, "scores", score).rows()])
+        writer.writerows([[name, *row] for row in score.rows()])
     write_text(folder / "scores.json", json.dumps(content, indent=1) + "\n")
     write_text(folder / "scores.csv", table.getvalue())
     return folder / "scores.json", folder / "scores.csv"

@@ -76,6 +76,10 @@ class VideoScores:
     consistency: float
     """Temporal consistency; NaN without linked frames."""
 
+    def rows(self) -> list[tuple[str, float, float, float, float, float]]:
+        """Return the rows of the scores, without consistency, which no class has."""
+        return self.scores.rows()
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
         return {**self.scores.to_dict(), "temporal_consistency": none_for_nan(self.consistency)}
@@ -102,7 +106,7 @@ def evaluate_video(
         if not any(same_network(model.model, network) for network in networks):
             networks.append(model.model)
     reach = max(1, *(model.reach() for model in models))  # one frame before, for the consistency of labels
-    shared = sequences(data)[share[0] :: share[1]]
+    shared = list(data.sequences())[share[0] :: share[1]]
     total, done = sum(map(len, shared)), 0
     for items in shared:
         previous: dict[str, Tensor] = {}  # the labels of the frame before the window
@@ -120,20 +124,6 @@ def evaluate_video(
             done += len(window.wanted)
             progress(done, total)
     return {name: VideoScores(computed(metrics[name]), float(consistency[name].compute())) for name in metrics}
-
-
-def sequences(data: Dataset) -> list[list[Item]]:
-    """Return the frames of each unbroken sequence, in order; an image on its own is a sequence of one."""
-    pairs = data.clips(2, labelled_only=False)  # (the frame before or, at the start, itself; the frame)
-    following = {first: second for first, second in pairs if first != second}
-    starts = [second for first, second in pairs if first == second]
-    result = []
-    for start in starts:
-        sequence = [start]
-        while sequence[-1] in following:
-            sequence.append(following[sequence[-1]])
-        result.append(sequence)
-    return result
 
 
 @dataclass(frozen=True)
