@@ -30,8 +30,8 @@ MIN_SIDE_FOR_DIS = 32
 def estimate(frames: Array | Tensor, method: Method = "dis") -> Flow:
     """Estimate the flow of one clip of uint8 frames (T, H, W, 3) in both directions."""
     clip = _check_frames(frames)
-    pairs = [_both_directions(a, b, method) for a, b in itertools.pairwise(clip)]
-    return _joined(pairs, clip.shape[1:3])
+    pairs = [both_directions(a, b, method) for a, b in itertools.pairwise(clip)]
+    return flow_of_pairs(pairs, clip.shape[1:3])
 
 
 def between(first: Array, second: Array, method: Method = "dis") -> Array:
@@ -59,13 +59,13 @@ def _check_frames(frames: Array | Tensor) -> Array:
     return array
 
 
-def _both_directions(first: Array, second: Array, method: Method) -> Array:
-    """(2, 2, H, W): forward and backward."""
+def both_directions(first: Array, second: Array, method: Method) -> Array:
+    """Estimate the flows between two frames, forward and backward: (2, 2, H, W)."""
     return np.stack([between(first, second, method), between(second, first, method)]).transpose(0, 3, 1, 2)
 
 
-def _joined(pairs: Sequence[Array], size: tuple[int, ...]) -> Flow:
-    """The flow of a clip from those of its pairs of frames, each (2, 2, H, W)."""
+def flow_of_pairs(pairs: Sequence[Array], size: tuple[int, ...]) -> Flow:
+    """Return the flow of a clip of this size (H, W) from those of its pairs of frames, each (2, 2, H, W)."""
     array = np.stack(pairs, 2) if pairs else np.zeros((2, 2, 0, *size), np.float32)
     directions = torch.from_numpy(array.astype(np.float32, copy=False))  # (2, 2, T - 1, H, W)
     return Flow(directions[:1], directions[1:])
@@ -104,12 +104,12 @@ def cached(folder: Path | str, names: Sequence[str], frames: Array | Tensor, met
         checksum = np.array(checksums[t : t + 2], np.int64)
         pair = _read_pair(path, checksum, clip.shape[1:3])
         if pair is None:
-            pair = _both_directions(clip[t], clip[t + 1], method).astype(np.float16)
+            pair = both_directions(clip[t], clip[t + 1], method).astype(np.float16)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 np.savez(file, flow=pair, checksum=checksum)
         pairs.append(pair)
-    return _joined(pairs, clip.shape[1:3])
+    return flow_of_pairs(pairs, clip.shape[1:3])
 
 
 def _name_of(method: Callable[..., Any]) -> str:

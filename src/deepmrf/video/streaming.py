@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from deepmrf.data.files import Bytes
 from deepmrf.data.images import shrunk
 from deepmrf.evaluation.temporal import TemporalConsistency
-from deepmrf.flow import Flow, between
-from deepmrf.flow.estimation import Method
+from deepmrf.flow import Flow
+from deepmrf.flow.estimation import Method, both_directions, flow_of_pairs
 from deepmrf.predict.ahead import ahead
 from deepmrf.predict.result import Segmentation
 from deepmrf.predict.segmenter import Segmenter
@@ -33,9 +33,6 @@ FRAMES_READ_AHEAD = 4
 """Frames that are read, and frames whose flow is estimated, before the network needs them."""
 FLOW_SIDE = 512
 """Longer side, in pixels, of the frames that flow is estimated on."""
-
-FlowPair = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""Flows (H, W, 2) from the frame before to a frame, and back."""
 
 
 class FrameResult(NamedTuple):
@@ -121,7 +118,10 @@ class Stream(Iterator[FrameResult]):
     def _run(self) -> Generator[FrameResult, None, None]:
         frames = ahead(self._with_flow(ahead(self._read(), FRAMES_READ_AHEAD)), FRAMES_READ_AHEAD)
         # Flow objects are made here: in another thread, PyTorch's own threads would compete with the network's.
-        segmented = self._segment(LinkedFrame(frame, _as_flow(pair)) for frame, pair in frames)
+        segmented = self._segment(
+            LinkedFrame(frame, None if pair is None else flow_of_pairs([pair], pair.shape[2:]))
+            for frame, pair in frames
+        )
         last_labels: NDArray[np.uint8] | None = None
         try:
             for (frame, flow), result in segmented:
@@ -136,26 +136,27 @@ class Stream(Iterator[FrameResult]):
 
     def _read(self) -> Generator[Frame, None, None]:
         with closing(self.source.frames()) as frames:
-            for number in itertools.count():
-                if number == self.max_frames:
-                    return
+            limited = itertools.islice(frames, self.max_frames)
+            while True:
                 with self.clock("reading"):
-                    frame = next(frames, None)
+                    frame = next(limited, None)
                 if frame is None:
                     return
                 yield frame
 
-    def _with_flow(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, FlowPair | None], None, None]:
-        """Each frame with the flow from the frame before, and back."""
+    def _with_flow(
+        self, frames: Generator[Frame, None, None]
+    ) -> Generator[tuple[Frame, NDArray[np.float32] | None], None, None]:
+        """Yield each frame with the flow from the frame before, and back: (2, 2, H, W)."""
         last: Bytes | None = None
         try:
             for frame in frames:
-                pair: FlowPair | None = None
+                pair = None
                 if self.flow is not None:
                     with self.clock("flow"):
                         small = shrunk(frame.image, FLOW_SIDE)
                         if last is not None:
-                            pair = between(last, small, self.flow), between(small, last, self.flow)
+                            pair = both_directions(last, small, self.flow)
                     last = small
                 yield frame, pair
         finally:
@@ -172,12 +173,6 @@ class Stream(Iterator[FrameResult]):
         height, width = flow.shape[2:]
         pair = np.stack([_sampled(maps, height, width) for maps in (last, labels)])
         self._agreement.update(torch.from_numpy(pair), flow)
-
-
-def _as_flow(pair: FlowPair | None) -> Flow | None:
-    if pair is None:
-        return None
-    return Flow(*(torch.from_numpy(np.ascontiguousarray(flow.transpose(2, 0, 1)))[None, :, None] for flow in pair))
 
 
 def _sampled(labels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
