@@ -7,10 +7,10 @@ cached; `fresh` is a new random view of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,48 +29,58 @@ Clip = tuple[Bytes, Bytes, Flow | None]
 """Frames (T, H, W, 3), masks (T, H, W) with void where labels do not count, and the flow or None."""
 
 
-class ClipSource(Protocol):
-    """Clips by index."""
+class ClipSource(ABC):
+    """Clips by index. Estimated flows of fixed clips are cached in `folder`."""
 
+    def __init__(self, clips: ClipsRecipe, augment: Augment, folder: Path) -> None:
+        self.recipe, self.augment, self.folder = clips, augment, folder
+
+    @abstractmethod
     def __len__(self) -> int:
         """Return the number of clips."""
 
-    def keys(self, index: int) -> Sequence[Hashable]:
-        """Return a key for each frame of a fixed clip; equal keys mean equal frames."""
+    @abstractmethod
+    def names(self, index: int) -> Sequence[str]:
+        """Return a name for each frame of a fixed clip; equal names mean equal frames."""
 
+    @abstractmethod
     def fixed(self, index: int) -> Clip:
         """Return the clip at its own size, always the same."""
 
+    @abstractmethod
     def fresh(self, index: int, random: np.random.Generator) -> Clip:
         """Return a random view of the clip, of the size of a training crop."""
 
+    def _clip(self, frames: Bytes, masks: Bytes, exact: Flow | None, names: Sequence[str] | None = None) -> Clip:
+        """Return the clip with the labels and the flow of the recipe. names: for the cache of estimated flows."""
+        if self.recipe.labelled == "centre":
+            others = np.arange(len(masks)) != len(masks) // 2
+            masks = np.where(others[:, None, None], np.uint8(VOID), masks)
+        if self.recipe.flow == "dis":
+            return frames, masks, estimate(frames) if names is None else cached(self.folder, names, frames)
+        return frames, masks, exact if self.recipe.flow == "exact" else None
 
-class Videos:
-    """A clip around every labelled frame of a data set's sequences. Flows are cached in `folder`."""
+
+class Videos(ClipSource):
+    """A clip around every labelled frame of a data set's sequences."""
 
     def __init__(self, data: Dataset, clips: ClipsRecipe, augment: Augment, folder: Path) -> None:
-        self.data, self.recipe, self.augment, self.folder = data, clips, augment, folder
-        self.clips = strided_clips(data, clips.frames, clips.stride)
+        super().__init__(clips, augment, folder)
+        self.data, self.clips = data, strided_clips(data, clips.frames, clips.stride)
 
     def __len__(self) -> int:
         return len(self.clips)
 
-    def keys(self, index: int) -> Sequence[Hashable]:
-        """Return the names of the frames."""
+    def names(self, index: int) -> Sequence[str]:
         return [item.name for item in self.clips[index]]
 
     def fixed(self, index: int) -> Clip:
-        """Return the frames as they are, with their cached flow."""
-        frames, masks = self.data.read_clip(self.clips[index])
-        flow = None
-        if self.recipe.flow == "dis":
-            flow = cached(self.folder, [item.name for item in self.clips[index]], frames)
-        return frames, _counted_labels(masks, self.recipe), flow
+        """Return the frames as they are."""
+        return self._clip(*self.data.read_clip(self.clips[index]), None, self.names(index))
 
     def fresh(self, index: int, random: np.random.Generator) -> Clip:
-        """Scale, mirror, crop and recolour all frames alike, then estimate their flow."""
-        frames, masks = self.augment(random, *self.data.read_clip(self.clips[index]))
-        return frames, _counted_labels(masks, self.recipe), estimate(frames) if self.recipe.flow == "dis" else None
+        """Scale, mirror, crop and recolour all frames alike."""
+        return self._clip(*self.augment(random, *self.data.read_clip(self.clips[index])), None)
 
 
 def strided_clips(data: Dataset, frames: int, stride: int) -> list[tuple[Item, ...]]:
@@ -80,27 +90,25 @@ def strided_clips(data: Dataset, frames: int, stride: int) -> list[tuple[Item, .
     return [tuple(clip[index] for index in indices) for clip in data.clips(2 * reach + 1)]
 
 
-class Stills:
-    """Clips of single labelled images that move: see motion.py. Estimated flows are cached in `folder`."""
+class Stills(ClipSource):
+    """Clips of single labelled images that move: see motion.py."""
 
     def __init__(self, images: Images, clips: ClipsRecipe, augment: Augment, seed: int, folder: Path) -> None:
-        self.images, self.recipe, self.augment, self.seed, self.folder = images, clips, augment, seed, folder
+        super().__init__(clips, augment, folder)
+        self.images, self.seed = images, seed
         self.order = np.random.default_rng([seed, 2]).permutation(len(images))
 
     def __len__(self) -> int:
         return self.recipe.count or len(self.images)
 
-    def keys(self, index: int) -> Sequence[Hashable]:
-        """Return (index, t): no two clips share a frame."""
-        return [(index, t) for t in range(self.recipe.frames)]
+    def names(self, index: int) -> Sequence[str]:
+        """Return names of which no two clips share any."""
+        return [f"still-{index}-{t}" for t in range(self.recipe.frames)]
 
     def fixed(self, index: int) -> Clip:
         """Return a moving view of the image, of its own size; the index alone determines it."""
         random = np.random.default_rng([self.seed, 3, index])
-        frames, masks, flow = self._moving(index, random, replace(self.augment, crop=None))
-        if self.recipe.flow == "dis":
-            flow = cached(self.folder, [f"still-{index}-{t}" for t in range(len(frames))], frames)
-        return frames, masks, flow if self.recipe.flow != "none" else None
+        return self._clip(*self._moving(index, random, replace(self.augment, crop=None)), self.names(index))
 
     def fresh(self, index: int, random: np.random.Generator) -> Clip:
         """Return another view that moves in another way."""
@@ -111,39 +119,25 @@ class Stills:
         frames, masks, flow = self._moving(index, random, larger)
         inner = (slice(None), slice(margin, margin + height), slice(margin, margin + width))
         frames, masks = np.ascontiguousarray(frames[inner]), np.ascontiguousarray(masks[inner])
-        if self.recipe.flow == "dis":
-            return frames, masks, estimate(frames)
-        return frames, masks, flow.crop(margin, margin, height, width) if self.recipe.flow == "exact" else None
+        return self._clip(frames, masks, flow.crop(margin, margin, height, width))
 
     def _moving(self, index: int, random: np.random.Generator, augment: Augment) -> tuple[Bytes, Bytes, Flow]:
         image, mask = self.images[int(self.order[index % len(self.order)])]
         (image,), (mask,) = augment(random, image[None], mask[None])
-        recipe = self.recipe
-        frames, masks, flow = moving_clip(random, image, mask, recipe.frames, recipe.motion, recipe.flicker)
-        return frames, _counted_labels(masks, recipe), flow
-
-
-def _counted_labels(masks: Bytes, recipe: ClipsRecipe) -> Bytes:
-    """Make void the labels that the recipe leaves out: masks (T, H, W)."""
-    if recipe.labelled == "all":
-        return masks
-    centre = len(masks) // 2
-    counted = np.full_like(masks, VOID)
-    counted[centre] = masks[centre]
-    return counted
+        return moving_clip(random, image, mask, self.recipe.frames, self.recipe.motion, self.recipe.flicker)
 
 
 class ClipCrops(Samples):
     """[log_p (L, T, H, W),] frames (3, T, H, W) of uint8, [the four tensors of the flow,] masks (T, H, W).
 
-    log_p: the network's output by the key of a frame. With it, samples are crops of fixed clips, otherwise fresh views.
+    log_p: the network's output by the name of a frame. With it, samples are crops of fixed clips, else fresh views.
     """
 
     def __init__(
         self,
         source: ClipSource,
         seed: Sequence[int],
-        log_p: Mapping[Hashable, Tensor] | None,
+        log_p: Mapping[str, Tensor] | None,
         crop: tuple[int, int],
         flip: float,
         ignore: int = VOID,
@@ -159,7 +153,7 @@ class ClipCrops(Samples):
         frames, masks, flow = self.source.fixed(index)
         top, left = crop_corner(random, masks.shape[1:], self.crop)
         box = (slice(None), slice(top, top + self.crop[0]), slice(left, left + self.crop[1]))
-        log_p = torch.stack([self.log_p[key][box] for key in self.source.keys(index)], 1).float()
+        log_p = torch.stack([self.log_p[name][box] for name in self.source.names(index)], 1).float()
         image, masks = _frames_tensor(frames[box]), masks[box]
         flow = flow.crop(top, left, *masks.shape[1:]) if flow is not None else None
         if random.random() < self.flip:
@@ -182,15 +176,15 @@ def _tensors(log_p: Tensor | None, image: Tensor, masks: Bytes, flow: Flow | Non
 
 def network_outputs(
     source: ClipSource, network: Callable[[Tensor], Tensor], progress: Progress = no_progress
-) -> dict[Hashable, Tensor]:
-    """Return network(frame (1, 3, H, W)) -> (L, H, W) of every frame of every fixed clip, in half precision, by key."""
-    outputs: dict[Hashable, Tensor] = {}
+) -> dict[str, Tensor]:
+    """Return network(frame (1, 3, H, W)) -> (L, H, W) of every frame of the fixed clips, in half precision, by name."""
+    outputs: dict[str, Tensor] = {}
     for index in range(len(source)):
-        keys = source.keys(index)
-        if not all(key in outputs for key in keys):
+        names = source.names(index)
+        if not all(name in outputs for name in names):
             image = _frames_tensor(source.fixed(index)[0])
-            for t, key in enumerate(keys):
-                if key not in outputs:
-                    outputs[key] = network(image[None, :, t])[0].half().cpu()
+            for t, name in enumerate(names):
+                if name not in outputs:
+                    outputs[name] = network(image[None, :, t])[0].half().cpu()
         progress(index + 1, len(source))
     return outputs
