@@ -244,6 +244,8 @@ def check_what_it_says_of_itself(file, labels):
     assert json.loads(facts["labels"]) == list(labels.names)
     assert json.loads(facts["colours"]) == [list(colour) for colour in labels.colours]
     assert facts["deepmrf"] == deepmrf.__version__
+    assert facts["size"] == "0"  # the model was not trained by a recipe
+    assert "inside the file" in facts["normalisation"]
     assert session.get_modelmeta().producer_name == "deepmrf"
 
 
@@ -259,14 +261,22 @@ def check_that_it_is_standard(file, weights):
 def test_python_in_the_docs(tmp_path, monkeypatch, capsys, python_blocks):
     """Every block of docs/export.md runs, in order, as in one session."""
     monkeypatch.chdir(tmp_path)
-    write_model(
-        lively(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None)), tmp_path / "runs/fast/model"
-    )
-    Image.fromarray(data.chelsea()).save("photo.jpg", quality=95)
+    model = lively(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None))
+    model.unary.classify[1].bias.data.zero_()  # so that no label wins everywhere
+    model.card.recipe["augment"] = {"crop": [96, 128]}
+    write_model(model, tmp_path / "runs/fast/model")
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a photograph from a camera on its side
+    Image.fromarray(data.chelsea()).save("photo.jpg", quality=95, exif=turned)
     scope = python_blocks("docs/export.md")
-    assert scope["labels"].shape == (300, 451)
-    assert scope["log_probabilities"].shape == (1, LABELS, 300, 451)
-    assert json.loads(scope["metadata"]["labels.txt"]) == scope["names"] == [f"label {i}" for i in range(LABELS)]
+    assert scope["facts"]["size"] == "160"
+    expected = deepmrf.load("runs/fast/model")("photo.jpg").labels
+    assert expected.shape == scope["labels"].shape == (451, 300)
+    assert (scope["labels"] == expected).mean() > 0.9999
+    assert (np.asarray(Image.open("labels.png")) == scope["labels"]).all()
+    assert len(np.unique(expected)) > 2
+    assert scope["log_probabilities"].shape == (1, LABELS, 160, 106)
+    assert json.loads(scope["metadata"]["labels.txt"]) == [f"label {i}" for i in range(LABELS)]
     printed = capsys.readouterr().out
     assert re.search(r"^360 480 \S+\n273 351 \S+$", printed, re.M)
     assert re.search(r"label \d+", printed)

@@ -21,6 +21,7 @@ from torch.export import Dim, ExportedProgram
 from deepmrf import __version__
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.ops import gaussian
+from deepmrf.predict.segmenter import trained_size
 
 TRACED_SHAPE = (2, 3, 65, 97)
 """The batch to trace. Its sides stay odd when halved again and again, so that the trace contains every crop."""
@@ -34,12 +35,14 @@ INPUT, OUTPUT = "image", "log_probabilities"
 
 
 def describe(model: DeepParsingNetwork) -> dict[str, str]:
-    """The metadata of a file as text: version, labels, colours, input and output; lists as JSON."""
+    """The metadata of a file as text, lists as JSON: what another program needs to do as `predict` does."""
     labels = model.labels.to_dict()
     return {
         "deepmrf": __version__,
         "labels": json.dumps(labels["names"]),
         "colours": json.dumps(labels["colours"]),
+        "size": str(trained_size([model]) or 0),
+        "normalisation": "inside the file: give pixels of 0 to 255",
         "input": f"{INPUT}: uint8 RGB (batch, 3, height, width)",
         "output": f"{OUTPUT}: float32 (batch, {len(model.labels)}, height, width), natural logarithms",
     }

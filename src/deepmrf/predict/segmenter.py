@@ -118,7 +118,7 @@ class Segmenter:
         self.scales, self.flip, self.tile, self.max_pixels = tuple(scales), flip, tile, max_pixels
         self.min_area, self.min_confidence = min_area, min_confidence
         self.predict = combined(self.models, self.scales, flip)
-        self.size = _trained_size(self.models) if size is None and tile is None else size or None
+        self.size = trained_size(self.models) if size is None and tile is None else size or None
         fields = [model.mean_field for model in self.models]
         zooms = [getattr(model.unary, "zoom", NO_ZOOM) for model in self.models]
         self.margin, self.step = margin(fields, self.scales), grid(fields, zooms)
@@ -268,8 +268,8 @@ def _enlarged(probabilities: Tensor, height: int, width: int) -> NDArray[np.floa
     return array
 
 
-def _trained_size(models: Sequence[DeepParsingNetwork]) -> int | None:
-    """MAX_SIZE_BY_CROP times the longest side of the crops that a model saw in training, if its card tells."""
+def trained_size(models: Sequence[DeepParsingNetwork]) -> int | None:
+    """The longer side to shrink images to: MAX_SIZE_BY_CROP times that of training crops, if a model's card tells."""
     sides = []
     for model in models:
         augment = model.card.recipe.get("augment") if isinstance(model.card.recipe, dict) else None
