@@ -34,7 +34,7 @@ COLUMNS = (
     TransferSpeedColumn(),
     TimeRemainingColumn(),
 )
-"""Of the progress bar."""
+"""Columns of the progress bar."""
 
 
 def get(
@@ -128,7 +128,7 @@ def fetch(
 
 
 def _problem(path: Path, size: int | None, md5: str) -> str:
-    """What is wrong with a downloaded file, or ""."""
+    """Return what is wrong with a downloaded file, or ""."""
     if size is not None and path.stat().st_size != size:
         return f"has {path.stat().st_size:,} bytes instead of {size:,}"
     if md5 and (digest := _digest(path, "md5")) != md5:
@@ -145,7 +145,7 @@ def _digest(path: Path, kind: str) -> str:
 
 
 def _tag(part: Path) -> Path:
-    """The file with the server's tag of this version, so that parts of two versions are never joined."""
+    """Return the file with the server's tag of this version, so that parts of two versions are never joined."""
     return part.with_name(f"{part.name}.tag")
 
 

@@ -84,7 +84,7 @@ def reading(path: Path, kind: str = "an image", remedy: str = "replace the file"
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line: without the system's error numbers, or its type where it says nothing."""
+    """Return what an error says, in one line: without the system's error numbers, or its type where it says nothing."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).splitlines()[0].rstrip(".")
 
@@ -218,20 +218,20 @@ def map_ids(ids: Bytes, lookup: NDArray[np.int16], path: Path) -> Bytes:
 def _map_colours(rgb: Bytes, colours: Mapping[Colour, int], path: Path) -> Bytes:
     weights = np.array([65536, 256, 1], dtype=np.int32)
     codes = rgb.astype(np.int32) @ weights  # (H, W): one int per colour
-    known = np.array(sorted(colours), dtype=np.int32)  # in the order of their codes
-    ids = np.array([colours[colour] for colour in sorted(colours)], dtype=np.uint8)
-    index = np.searchsorted(known @ weights, codes).clip(max=len(known) - 1)
-    wrong = (known @ weights)[index] != codes
+    ordered = sorted(colours)  # by their codes
+    known_codes = np.array(ordered, dtype=np.int32) @ weights
+    index = np.searchsorted(known_codes, codes).clip(max=len(ordered) - 1)
+    wrong = known_codes[index] != codes
     if wrong.any():
         unknown = shortened(sorted({tuple(colour) for colour in rgb[wrong].tolist()}))
-        choices = f"the {len(known)} colours known here"
+        choices = f"the {len(ordered)} colours known here"
         raise DataError(f"{path} holds the colour {unknown}, which is none of {choices}; correct it.", path, "id")
-    mapped: Bytes = ids[index]
-    return mapped
+    labels: Bytes = np.array([colours[colour] for colour in ordered], dtype=np.uint8)[index]
+    return labels
 
 
 def shortened(values: Sequence[object]) -> str:
-    """The first five values, and how many more there are."""
+    """Return the first five values, and how many more there are."""
     shown = ", ".join(str(value) for value in values[:5])
     return shown if len(values) <= 5 else f"{shown} and {len(values) - 5} more"
 

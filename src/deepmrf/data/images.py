@@ -33,7 +33,7 @@ def as_image(image: Any, max_pixels: int | None = None) -> Bytes:
 
 
 def shrunk(image: Bytes, side: int) -> Bytes:
-    """The image with at most `side` pixels on the longer side; itself if it is small enough."""
+    """Return the image with at most `side` pixels on the longer side; itself if it is small enough."""
     height, width = image.shape[:2]
     factor = side / max(height, width)
     if factor >= 1:

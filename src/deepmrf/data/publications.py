@@ -12,9 +12,9 @@ class Archive:
 
     url: str
     size: int | None = None
-    """In bytes; None if unknown."""
+    """Number of bytes; None if unknown."""
     md5: str = ""
-    """As given by publishers or well-known readers of the dataset; "" if unknown."""
+    """Checksum from the publisher or a well-known reader of the dataset; "" if unknown."""
     inside: str = ""
     """Unpack only this folder of the archive, without its own name."""
     into: str = ""

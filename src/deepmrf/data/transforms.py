@@ -34,11 +34,11 @@ class Augment:
     flip: float = 0.5
     """The probability of a mirror image."""
     brightness: float = 0.2
-    """Brightness is multiplied by up to 1 + this, or down to 1 - this."""
+    """Brightness is multiplied by 1 - this to 1 + this."""
     contrast: float = 0.2
-    """The same for the distance of each value from the clip's mean grey."""
+    """The distance of each value from the clip's mean grey is multiplied by 1 - this to 1 + this."""
     saturation: float = 0.2
-    """The same for the distance of each colour from its own grey."""
+    """The distance of each colour from its own grey is multiplied by 1 - this to 1 + this."""
     hue: float = 0.03
     """Hues turn by up to this share of the colour circle either way."""
 

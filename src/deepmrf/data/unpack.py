@@ -35,7 +35,7 @@ def unpack(path: Path, to: Path, inside: str = "") -> None:
 
 
 def _name_below(inside: str, name: str, path: Path) -> str:
-    """The member's name below the folder `inside`, or "" if it is not there; an error if it leads outside."""
+    """Return the member's name below the folder `inside`, or "" if it is not there; an error if it leads outside."""
     parts = [part for part in name.replace("\\", "/").split("/") if part != "."]
     if not parts or any(part in ("", "..") or ":" in part or "\0" in part for part in parts):
         raise ValueError(f"{path} holds {name!r}, which would land outside its folder; do not trust this archive.")

@@ -22,15 +22,13 @@ from deepmrf.data.labels import ANIMALS, VOC
 
 def voc(root: str | os.PathLike[str], split: str) -> Dataset:
     """Open a list such as "train", "trainaug" or "val"; `root` is the VOC2012 folder or a folder above it."""
-    items = _items(_voc_folder(Path(root)), split)
-    return Dataset(items, VOC, lookup_table({label: label for label in range(len(VOC))}))
+    return Dataset(_items(Path(root), split), VOC)
 
 
 def animals(root: str | os.PathLike[str], split: str) -> Dataset:
     """Open the same images with cats, dogs, horses, cows, sheep and persons as labels; all else is background."""
-    items = _items(_voc_folder(Path(root)), split)
     ids = {label: ANIMALS.names.index(name) if name in ANIMALS.names else 0 for label, name in enumerate(VOC.names)}
-    return Dataset(items, ANIMALS, lookup_table(ids))
+    return Dataset(_items(Path(root), split), ANIMALS, lookup_table(ids))
 
 
 def _voc_folder(root: Path) -> Path:
@@ -41,7 +39,8 @@ def _voc_folder(root: Path) -> Path:
     raise FileNotFoundError(f"{root} holds no JPEGImages; give the VOC2012 folder, VOCdevkit or the folder above it.")
 
 
-def _items(folder: Path, split: str) -> list[Item]:
+def _items(root: Path, split: str) -> list[Item]:
+    folder = _voc_folder(root)
     lists = folder / "ImageSets" / "Segmentation"
     path = lists / f"{split}.txt"
     if not path.is_file():

@@ -41,18 +41,18 @@ class NiftiVolume:
     spacing: Spacing
     """Distance between voxels along D, H and W from the header (pixdim), usually in mm."""
     affine: NDArray[np.float64]
-    """From voxels to the world, (4, 4)."""
+    """The map (4, 4) from voxels to the world."""
     header: Any
     """nibabel's, for files on the same grid."""
 
 
 def is_volume(path: Path) -> bool:
-    """Whether the file name has an ending of NIfTI files."""
+    """Return whether the file name has an ending of NIfTI files."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def stem(path: Path) -> str:
-    """The name without .nii or .nii.gz."""
+    """Return the name without .nii or .nii.gz."""
     for suffix in SUFFIXES:
         if path.name.lower().endswith(suffix):
             return path.name[: -len(suffix)]

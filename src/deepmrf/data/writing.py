@@ -55,7 +55,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_folder(folder: Path, content: str) -> None:
-    """Raise an error where `folder`, which is to hold `content`, cannot be made or written into. Makes nothing."""
+    """Raise an error where `folder`, which is to hold `content`, cannot be created or written into; create nothing."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
         raise ValueError(f"{nearest} is a file: give a folder for {content}.")

@@ -47,7 +47,7 @@ class Confidence:
     def __init__(self, ignore: int) -> None:
         self.ignore, self.nll = ignore, 0.0
         self.bins = torch.zeros(3, BINS, dtype=torch.float64)
-        """For each bin: number of pixels, sum of their confidence, number that are right."""
+        """(3, BINS): number of pixels, sum of their confidence, and number of right ones in each bin."""
 
     def update(self, log_q: Tensor, target: Tensor) -> None:
         """Add images: log_q (B, L, H, W), normalised; target (B, H, W)."""

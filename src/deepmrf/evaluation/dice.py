@@ -19,25 +19,25 @@ from deepmrf.data.files import VOID
 from deepmrf.evaluation.metrics import SegmentationMetrics, confusion
 
 VolumeDice = dict[str, tuple[float, ...]]
-"""By volume: the Dice of labels 1, 2 ...; NaN where there is nothing to measure."""
+"""Name of a volume: the Dice of its labels 1, 2 ...; NaN where there is nothing to measure."""
 
 
 def volume_dice(prediction: Tensor, truth: Tensor, labels: int) -> tuple[float, ...]:
-    """The Dice of labels 1 .. L - 1 in one volume, from label ids of any shape."""
+    """Return the Dice of labels 1 .. L - 1 in one volume, from label ids of any shape."""
     counts = confusion(prediction, truth, labels)
     both = counts.diagonal().double()
     return tuple((2 * both / (counts.sum(0) + counts.sum(1)))[1:].tolist())
 
 
 def dice_per_label(dice: Mapping[str, Sequence[float]]) -> list[float]:
-    """The mean over volumes for each foreground label; NaN for one that no volume has."""
+    """Return the mean over volumes for each foreground label; NaN for one that no volume has."""
     rows = torch.tensor([list(values) for values in dice.values()], dtype=torch.float64)  # (V, L - 1)
     means: list[float] = rows.nanmean(0).tolist()
     return means
 
 
 def mean_dice(dice: Mapping[str, Sequence[float]]) -> float:
-    """The mean over the foreground labels of their means over volumes."""
+    """Return the mean over the foreground labels of their means over volumes."""
     values = [value for value in dice_per_label(dice) if not math.isnan(value)]
     return sum(values) / len(values) if values else math.nan
 

@@ -160,18 +160,18 @@ def _frames(
 
 
 def _estimated(images: Sequence[Tensor]) -> Flow:
-    """The flow of a clip of images (3, H, W), on their device."""
+    """Return the flow of a clip of images (3, H, W), on their device."""
     return estimate(torch.stack(list(images)).permute(0, 2, 3, 1)).to(images[0].device)
 
 
 def _flow(frames: Sequence[_Frame]) -> Flow:
-    """The flow of consecutive frames."""
+    """Return the flow of consecutive frames."""
     links = [frame.link for frame in frames[1:] if frame.link is not None]
     return join(links) if links else _estimated([frames[0].image])
 
 
 def _labels(model: VideoModel, window: Window[_Frame], flow: Flow, networks: Sequence[DeepParsingNetwork]) -> Tensor:
-    """The labels of the wanted frames (T, H, W), from as many frames around them as the model looks at."""
+    """Return the labels of the wanted frames (T, H, W), from as many frames around them as the model looks at."""
     start, stop = window.inner.start, window.inner.stop
     first, last = max(start - model.reach(), 0), min(stop + model.reach(), len(window.frames))
     index = next(i for i, network in enumerate(networks) if same_network(network, model.model))

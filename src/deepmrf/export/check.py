@@ -102,7 +102,7 @@ def synthetic_images() -> list[Bytes]:
 
 
 def centre_crops(image: Bytes, sizes: Sequence[tuple[int, int]] = SIZES) -> list[Bytes]:
-    """The centre of a photograph at each size, or as much of it as there is; all crops differ in size."""
+    """Return the centre of a photograph at each size, or as much of it as there is; all crops differ in size."""
     if min(image.shape[:2]) < MIN_PHOTO_SIDE:
         height, width = image.shape[:2]
         raise ValueError(f"An image of {width} x {height} is too small to compare on: give a photograph.")

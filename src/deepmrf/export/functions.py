@@ -156,7 +156,7 @@ def distance_penalty(
 
 
 def _axis_sum(x: Value, axis: int, reach: Reach) -> Value:
-    """The sum of x[j - before .. j + after] along one axis: a difference of two running sums."""
+    """Return the sum of x[j - before .. j + after] along one axis: a difference of two running sums."""
     before, after = reach
     padding = [0] * 8
     padding[axis], padding[4 + axis] = before + 1, after
@@ -171,7 +171,7 @@ def _box_sum(x: Value, rows: Reach, columns: Reach) -> Value:
 
 
 def _axis_spread(x: Value, axis: int, reach: Reach, step: float) -> Value:
-    """The sum of (step (z - j))^2 x[z] over the same z, from three running sums about the middle of the axis."""
+    """Return the sum of (step (z - j))^2 x[z] over the same z, from three running sums about the middle of the axis."""
     size = op.Squeeze(op.Shape(x, start=axis, end=axis + 1))
     middle = op.Cast(size - _int(1), to=FLOAT64) / _float(2.0, FLOAT64)
     position = op.Cast(op.Range(_int(0), size, _int(1)), to=FLOAT64) - middle
@@ -197,35 +197,35 @@ def log_sigmoid(x: Value) -> Value:
 
 
 def _bytes(image: Value, q: Value, dtype: int = FLOAT32) -> Value:
-    """The image as floats 0 .. 255; one black channel of q's size if it has no features, as ONNX needs at least one."""
+    """Return the image as floats 0 .. 255; without features, one black channel of q's size, since ONNX needs one."""
     if image.shape[1]:
         return op.Cast(image, to=dtype)
     return op.Cast(op.Slice(q, _ints(0), _ints(1), _ints(1)), to=dtype) * _float(0.0, dtype)
 
 
 def _ints(*values: int) -> Value:
-    """A constant vector of int64."""
+    """Return a constant vector of int64."""
     return op.Constant(value_ints=[int(value) for value in values])
 
 
 def _int(value: int) -> Value:
-    """A constant scalar of int64."""
+    """Return a constant scalar of int64."""
     return op.Constant(value_int=value)
 
 
 def _float(value: float, dtype: int = FLOAT32) -> Value:
-    """A constant scalar."""
+    """Return a constant scalar."""
     constant = op.Constant(value_float=value)
     return constant if dtype == FLOAT32 else op.Cast(constant, to=dtype)
 
 
 def _unused() -> Value:
-    """An operator's second result, which only its gradient reads."""
+    """Return an operator's second result, which only its gradient reads."""
     return op.Constant(value_floats=[0.0])
 
 
 def _item(values: Value, index: int) -> Value:
-    """An entry of a vector, as a scalar."""
+    """Return an entry of a vector, as a scalar."""
     return op.Gather(values, _int(index), axis=0)
 
 

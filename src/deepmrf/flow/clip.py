@@ -29,7 +29,7 @@ class Flow:
     forward_reliable: Tensor = None  # type: ignore[assignment]
     """(B, 1, T - 1, H, W) of bool; computed by `consistent` if None. Flow that leaves the image is never reliable."""
     backward_reliable: Tensor = None  # type: ignore[assignment]
-    """The same for backward."""
+    """(B, 1, T - 1, H, W) of bool: where backward is reliable."""
 
     def __post_init__(self) -> None:
         forward, backward = self.forward, self.backward
@@ -69,26 +69,26 @@ class Flow:
         return Flow(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def cut(self, start: int, stop: int) -> Flow:
-        """The flow of frames start .. stop - 1."""
+        """Return the flow of frames start .. stop - 1."""
         if not 0 <= start < stop <= self.shape[1]:
             raise ValueError(f"Frames {start} .. {stop - 1} are not in this clip: it has {self.shape[1]}, from 0 on.")
         return Flow(*(getattr(self, field.name)[:, :, start : stop - 1] for field in fields(self)))
 
     def crop(self, top: int, left: int, height: int, width: int) -> Flow:
-        """The flow of a part of the image; flow that leaves this part is no longer reliable."""
+        """Return the flow of a part of the image; flow that leaves this part is no longer reliable."""
         if min(top, left) < 0 or top + height > self.shape[2] or left + width > self.shape[3]:
             raise ValueError(f"{height} x {width} pixels at ({top}, {left}) are not all in {self.shape[2:]}.")
         rows, columns = slice(top, top + height), slice(left, left + width)
         return Flow(*(getattr(self, field.name)[..., rows, columns] for field in fields(self)))
 
     def flip(self) -> Flow:
-        """The flow of the mirrored image, left and right exchanged."""
+        """Return the flow of the mirrored image, left and right exchanged."""
         sign = self.forward.new_tensor([-1.0, 1.0]).view(2, 1, 1, 1)
         masks = self.forward_reliable.flip(-1), self.backward_reliable.flip(-1)
         return Flow(self.forward.flip(-1) * sign, self.backward.flip(-1) * sign, *masks)
 
     def resize(self, height: int, width: int) -> Flow:
-        """The flow of the resized image; reliability is computed anew."""
+        """Return the flow of the resized image; reliability is computed anew."""
         batch, _, old_height, old_width = self.shape
         scale = self.forward.new_tensor([width / old_width, height / old_height]).view(2, 1, 1)
         flows = []
@@ -111,7 +111,7 @@ class Flow:
         return links
 
     def _neighbour(self, sign: int) -> Link:
-        """The link from every frame to the next (sign 1) or to the previous one (sign -1)."""
+        """Return the link from every frame to the next (sign 1) or to the previous one (sign -1)."""
         flow, reliable = (self.forward, self.forward_reliable) if sign > 0 else (self.backward, self.backward_reliable)
         flow = torch.where(reliable, flow, 0)
         padding = (0, 0, 0, 0, 0, 1) if sign > 0 else (0, 0, 0, 0, 1, 0)  # the last frame has no next one
@@ -149,7 +149,7 @@ def unfold(maps: Tensor, batch: int) -> Tensor:
 
 
 def join(flows: Sequence[Flow]) -> Flow:
-    """The flow of a clip from the flows of its parts; each part begins with the last frame of the part before."""
+    """Return the flow of a clip from those of its parts; each part begins with the last frame of the part before."""
     if not flows:
         raise ValueError("There is nothing to join: pass at least one flow.")
     return Flow(*(torch.cat([getattr(flow, field.name) for flow in flows], 2) for field in fields(Flow)))

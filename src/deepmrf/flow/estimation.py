@@ -120,7 +120,7 @@ def _name_of(method: Callable[..., Any]) -> str:
 
 
 def _read_pair(path: Path, checksum: Array, size: tuple[int, ...]) -> Array | None:
-    """The flow in a cache file; None if the file is missing, damaged or of other frames."""
+    """Return the flow in a cache file; None if the file is missing, damaged or of other frames."""
     try:
         with np.load(path) as file:
             flow, saved_checksum = file["flow"], file["checksum"]

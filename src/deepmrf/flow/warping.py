@@ -42,7 +42,7 @@ def _destinations(flow: Tensor) -> Tensor:
 
 
 def inside(flow: Tensor) -> Tensor:
-    """Where j + flow(j) is in the image, whose edge is half a pixel around the outer pixels: (B, 1, H, W) of bool."""
+    """Return where j + flow(j) is in the image, at most half a pixel from a pixel's centre: (B, 1, H, W) of bool."""
     height, width = flow.shape[-2:]
     destinations = _destinations(flow)
     x, y = destinations[:, :1], destinations[:, 1:]
@@ -50,12 +50,12 @@ def inside(flow: Tensor) -> Tensor:
 
 
 def compose(first: Tensor, second: Tensor) -> Tensor:
-    """The flow (B, 2, H, W) from frame 0 to 2, given the flows from 0 to 1 and from 1 to 2."""
+    """Return the flow (B, 2, H, W) from frame 0 to 2, given the flows from 0 to 1 and from 1 to 2."""
     return first + warp(second, first)
 
 
 def consistent(forward: Tensor, backward: Tensor, share: float = 0.01, slack: float = 0.5) -> Tensor:
-    """Where a flow passes the forward-backward check, (B, 1, H, W) of bool (Sundaram et al., 2010).
+    """Return where a flow passes the forward-backward check, (B, 1, H, W) of bool (Sundaram et al., 2010).
 
     |forward(j) + backward(j + forward(j))|^2 <= slack + share * (the sum of both squared lengths), in squared pixels.
     False where the flow leaves the image or is unknown.

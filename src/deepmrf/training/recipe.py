@@ -118,9 +118,9 @@ class Stage:
     weight_decay: float = 1e-4
     """Weight decay of the network's filters; the MRF has none."""
     warmup: int = 0
-    """Steps over which rates rise from 0; they then fall to 0 as a power of the share of steps left."""
+    """Steps over which rates rise from 0; they then fall to 0."""
     power: float = 0.9
-    """That power."""
+    """Rates fall as this power of the share of steps left."""
     cached: bool = True
     """If the network is fixed, compute its output once per image instead of once per step."""
     class_balance: float = 0.0

@@ -70,7 +70,7 @@ def open_splits(recipe: Recipe) -> tuple[Dataset, Dataset]:
 def build_model(
     recipe: Recipe, data: Dataset, message: Callable[[str], None], network: OwnNetwork | None = None
 ) -> DeepParsingNetwork:
-    """Build the model of a recipe for the labels of `data`; `message` is told where its weights come from."""
+    """Build the model of a recipe for the labels of `data`; `message` gets the origin of its weights."""
     build = _trained_model if recipe.start else _new_model
     model = build(recipe, data, message, network)
     if isinstance(network, str):

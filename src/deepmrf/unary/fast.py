@@ -124,7 +124,7 @@ class EfficientNetLite0(nn.Module):
 
 
 def separable(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Sequential:
-    """A depthwise and a 1 x 1 convolution: a convolution at a fraction of its cost."""
+    """Return a depthwise and a 1 x 1 convolution: a convolution at a fraction of its cost."""
     return nn.Sequential(
         Unit(inputs, inputs, size, groups=inputs, dilation=dilation, activate=False), Unit(inputs, outputs, 1)
     )
@@ -156,7 +156,7 @@ class Context(nn.Module):
 
 
 class Up(nn.Module):
-    """From stride 2 s to s: coarse (B, inputs, h, w) and the encoder's map (B, skip, H, W) -> (B, outputs, H, W)."""
+    """Halve the stride: coarse (B, inputs, h, w) and the encoder's map (B, skip, H, W) -> (B, outputs, H, W)."""
 
     def __init__(self, inputs: int, skip: int, outputs: int, *refine: nn.Module) -> None:
         super().__init__()

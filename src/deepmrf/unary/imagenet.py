@@ -20,17 +20,17 @@ BATCH_COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True)
 class Loaded:
-    """The parameters that a file of weights filled, by their names in state_dict; `unused` are names in the file."""
+    """What a file of weights filled. Parameters have their names in state_dict, tensors those in the file."""
 
     path: str
     loaded: tuple[str, ...]
-    """Copied as they are."""
+    """Parameters with tensors of the file."""
     adapted: tuple[str, ...]
-    """Filled with a choice of the file's filters."""
+    """Parameters with some of the file's filters."""
     missing: tuple[str, ...]
-    """Not in the file: still at their initial values."""
+    """Parameters that the file lacks, at their initial values."""
     unused: tuple[str, ...]
-    """In the file, but not used."""
+    """Tensors of the file that no parameter uses."""
 
     def __str__(self) -> str:
         parts = [f"{Path(self.path).name}: {len(self.loaded)} tensors loaded into {_modules(self.loaded)}"]

@@ -57,7 +57,7 @@ class Context(nn.Module):
 
 
 class Up(nn.Module):
-    """From stride 2 s to s: coarse (B, inputs, h, w) and the encoder's map (B, skip, H, W) -> (B, outputs, H, W)."""
+    """Halve the stride: coarse (B, inputs, h, w) and the encoder's map (B, skip, H, W) -> (B, outputs, H, W)."""
 
     def __init__(self, inputs: int, skip: int, outputs: int) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ STRIDE = 8
 
 
 def convolutions(inputs: int, outputs: int, count: int, dilation: int = 1, norm: bool = False) -> nn.Sequential:
-    """A group of VGG-16: `count` convolutions of 3 x 3 with ReLU, and batch norm between them if asked."""
+    """Return a group of VGG-16: `count` convolutions of 3 x 3 with ReLU, and batch norm between them if asked."""
     layers: list[nn.Module] = []
     for index in range(count):
         layers.append(_convolution(inputs if index == 0 else outputs, outputs, 3, dilation))

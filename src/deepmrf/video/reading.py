@@ -41,7 +41,7 @@ class Frame(NamedTuple):
     image: Bytes
     """(H, W, 3), upright."""
     time: Fraction
-    """In seconds, exact."""
+    """Exact seconds from the start of the video."""
     name: str
     """Its number in six digits, or the stem of its file in a folder of images."""
 
@@ -75,7 +75,7 @@ class FrameSource(ABC):
     """True if frames come until somebody stops them."""
 
     def key(self) -> str:
-        """A short text that identifies the content: it differs for other files and changes with them."""
+        """Return a short text that identifies the content: it differs for other files and changes with them."""
         return "-"
 
     @abstractmethod
@@ -160,11 +160,11 @@ class VideoFile(FrameSource):
             raise ValueError(f"{self.path} {problem}: it is damaged, cut off or none; replace it.") from None
 
     def key(self) -> str:
-        """A key of the file's path, size and time."""
+        """Return a key of the file's path, size and time."""
         return image_key(self.path)
 
     def _estimated_length(self) -> int:
-        """The number of frames by duration and rate; 0 if unknown."""
+        """Return the number of frames by duration and rate; 0 if unknown."""
         stream, container = self._stream, self._container
         if stream.duration and stream.time_base:
             return int(stream.duration * stream.time_base * self.rate)
@@ -218,7 +218,7 @@ class VideoFile(FrameSource):
 
 
 def seconds_of(text: str) -> Fraction:
-    """The seconds of a text such as "00:01:02.5"; 0 for other texts."""
+    """Return the seconds of a text such as "00:01:02.5"; 0 for other texts."""
     match = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d*)?)", text)
     return Fraction(0) if match is None else 3600 * int(match[1]) + 60 * int(match[2]) + Fraction(match[3])
 
@@ -265,7 +265,7 @@ class FrameFolder(FrameSource):
         self.length, self.counted = len(self.paths), True
 
     def key(self) -> str:
-        """A key of all images in their order, and of the rate."""
+        """Return a key of all images in their order, and of the rate."""
         keys = [str(self.rate)]
         for path in self.paths:
             with suppress(OSError):  # a broken link: its frame is skipped as well
@@ -283,7 +283,7 @@ class FrameFolder(FrameSource):
 
 
 def _natural_order(name: str) -> list[tuple[int, str]]:
-    """A sort key by which 2 comes before 10."""
+    """Return a sort key by which 2 comes before 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -307,7 +307,7 @@ class Camera(FrameSource):
         self.rate = Fraction(rate).limit_denominator(1001) if rate and 0 < rate <= MAX_FPS else Fraction(30)
 
     def key(self) -> str:
-        """A key of the moment the camera was opened: its frames never come again."""
+        """Return a key of the moment the camera was opened: its frames never come again."""
         return f"{self._opened_at:x}"
 
     def _raw(self) -> RawFrames:

@@ -37,7 +37,7 @@ class VideoReport(ClassTotals):
     silent: str = ""
     """Why the sound was not copied; empty if it was."""
     consistency: float | None = None
-    """Of the pixels with a reliable link, the share that has the label of the frame before."""
+    """Share of the pixels with a reliable link that have the label of the frame before."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of work per stage; stages overlap."""
 
@@ -64,7 +64,7 @@ class VideoReport(ClassTotals):
         return sentences
 
     def to_dict(self, source: FrameSource) -> dict[str, Any]:
-        """As plain JSON."""
+        """Return the report as plain values for JSON."""
         files = {
             "video": source.name,
             "overlay": None if self.path is None else str(self.path),

@@ -39,7 +39,7 @@ class FrameResult(NamedTuple):
     """A frame and its segmentation."""
 
     time: float
-    """In seconds."""
+    """Seconds from the start of the video."""
     frame: Frame
     result: Segmentation
 
@@ -99,7 +99,7 @@ class Stream(Iterator[FrameResult]):
 
     @property
     def consistency(self) -> float | None:
-        """Of the pixels with a reliable link, the share with the label of the frame before; None if not measured."""
+        """Share of the pixels with a reliable link that have the label of the frame before; None if not measured."""
         return float(self._agreement.compute()) if self._agreement.linked else None
 
     def __next__(self) -> FrameResult:
@@ -117,7 +117,7 @@ class Stream(Iterator[FrameResult]):
 
     def _run(self) -> Generator[FrameResult, None, None]:
         frames = ahead(self._with_flow(ahead(self._read(), FRAMES_READ_AHEAD)), FRAMES_READ_AHEAD)
-        # Flow objects are made here: in another thread, PyTorch's own threads would compete with the network's.
+        # Build Flow objects here: in another thread, PyTorch's own threads would compete with the network's.
         segmented = self._segment(
             LinkedFrame(frame, None if pair is None else flow_of_pairs([pair], pair.shape[2:]))
             for frame, pair in frames
@@ -176,7 +176,7 @@ class Stream(Iterator[FrameResult]):
 
 
 def _sampled(labels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """The labels at the centres of height x width cells."""
+    """Return the labels at the centres of height x width cells."""
     rows = ((np.arange(height) + 0.5) * labels.shape[0] / height).astype(int)
     columns = ((np.arange(width) + 0.5) * labels.shape[1] / width).astype(int)
     sampled: NDArray[np.uint8] = labels[rows[:, None], columns]

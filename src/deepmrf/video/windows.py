@@ -144,6 +144,6 @@ class ClipSegmenter:
 
 
 def _flow_of(frames: Sequence[_SeenFrame]) -> Flow | None:
-    """The flow of a window; None for a single frame, or where flow is not wanted."""
+    """Return the flow of a window; None for a single frame, or where flow is not wanted."""
     flows = [seen.linked.flow for seen in frames[1:] if seen.linked.flow is not None]
     return join(flows) if flows else None

@@ -47,7 +47,7 @@ MP4_SUFFIXES = (".mp4", ".m4v", ".mov")
 
 
 def encoder_for(path: Path) -> str:
-    """The name of the encoder for a file; raises a ValueError if its suffix has none."""
+    """Return the name of the encoder for a file; raises a ValueError if its suffix has none."""
     av = import_av()
     suffix = path.suffix.lower()
     if suffix not in ENCODERS:
@@ -222,7 +222,7 @@ class Sound:
                 self._output.mux(filtered)
 
     def _read(self) -> Any:
-        """The next packet with a time; None at the end, or where the file breaks off."""
+        """Return the next packet with a time; None at the end, or where the file breaks off."""
         with contextlib.suppress(self._av.FFmpegError):
             for packet in self._packets:
                 if packet.dts is not None and packet.size:
