@@ -25,6 +25,7 @@ from torch.nn import functional
 from deepmrf.ops import contexts
 from deepmrf.ops.contexts import gpu
 from deepmrf.ops.launch import largest_bits
+from deepmrf.ops.registry import gradients
 
 Case = tuple[int, int, tuple[int, int], int, tuple[int, int]]
 CASES: list[Case] = [  # batch, labels, size, K, window
@@ -82,6 +83,18 @@ def poisoned() -> Iterator[None]:
         torch.empty, torch.empty_like = empty, empty_like
 
 
+def forward(t: Tensor, weight: Tensor, bias: Tensor, patterns: int, by: Any = gpu.IMPLEMENTATION) -> Any:
+    return by.forward(contexts.Arguments(t, weight, bias, patterns))
+
+
+def backward(
+    grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, patterns: int, t_too: bool, weight_too: bool,
+    by: Any = gpu.IMPLEMENTATION,
+) -> Any:  # fmt: skip
+    arguments = contexts.Arguments(t, weight, weight.new_zeros(len(weight)), patterns)
+    return gradients(by, grad, active, arguments, (t_too, weight_too, True))
+
+
 def check(case: Case, rounded: bool) -> dict[str, Any]:
     """Errors against float64, and whether two runs agree to the bit."""
     line: dict[str, Any] = {"case": str(case), "rounded": rounded}
@@ -90,7 +103,7 @@ def check(case: Case, rounded: bool) -> dict[str, Any]:
         k = case[3]
         t, weight, bias, grad = data(case)
         with poisoned():
-            runs = [gpu._forward(t, weight, bias, k) for _ in range(2)]
+            runs = [forward(t, weight, bias, k) for _ in range(2)]
         (out, active), repeats = runs[0], all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
         errors = {"out": 0.0, "active": 0.0}
         for i in range(len(t)):  # one image at a time: o13 in float64 is large
@@ -105,9 +118,11 @@ def check(case: Case, rounded: bool) -> dict[str, Any]:
             if t.numel() > 30_000_000:
                 t, grad, active = t[:1], grad[:1], active[:1]
             with poisoned():
-                runs = [gpu._backward(grad, active, t, weight, k, True, True) for _ in range(2)]
+                runs = [backward(grad, active, t, weight, k, True, True) for _ in range(2)]
             repeats = repeats and all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-            wanted = contexts._backward(grad.double(), active, t.double(), weight.double(), k, True, True)
+            wanted = backward(
+                grad.double(), active, t.double(), weight.double(), k, True, True, by=contexts.operator.plain
+            )
             for name, result, exact in zip(("grad_t", "grad_weight", "grad_bias"), runs[0], wanted, strict=True):
                 errors[name] = error(result, exact)
         line.update(errors=errors, repeats=repeats)
@@ -148,17 +163,17 @@ def timings() -> dict[str, Any]:
         print(f"{name:50s} {ms[name]}", flush=True)
 
     torch.backends.cudnn.allow_tf32 = True
-    _, active = gpu._forward(t, weight, bias, k)
+    _, active = forward(t, weight, bias, k)
     plan = gpu.make_plan(t.shape[1], *weight.shape[2:], t.shape[1], k)
-    timed("forward", lambda: gpu._forward(t, weight, bias, k))
+    timed("forward", lambda: forward(t, weight, bias, k))
     timed("  largest magnitude of t", lambda: largest_bits(t))
     timed("  filters", lambda: gpu._filters(weight, k, plan))
-    timed("backward", lambda: gpu._backward(grad, active, t, weight, k, True, True))
-    timed("  bias alone", lambda: gpu._backward(grad, active, t, weight, k, False, False))
-    timed("  t and bias", lambda: gpu._backward(grad, active, t, weight, k, True, False))
-    timed("  weight and bias", lambda: gpu._backward(grad, active, t, weight, k, False, True))
+    timed("backward", lambda: backward(grad, active, t, weight, k, True, True))
+    timed("  bias alone", lambda: backward(grad, active, t, weight, k, False, False))
+    timed("  t and bias", lambda: backward(grad, active, t, weight, k, True, False))
+    timed("  weight and bias", lambda: backward(grad, active, t, weight, k, False, True))
     torch.backends.cudnn.allow_tf32 = False
-    timed("forward, numbers split in two", lambda: gpu._forward(t, weight, bias, k))
+    timed("forward, numbers split in two", lambda: forward(t, weight, bias, k))
     cudnn(timed, t, weight, bias, grad, active, k)
     return ms
 
@@ -177,8 +192,10 @@ def cudnn(timed: Any, t: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, act
         timed(f"cudnn {name}: convolution", lambda: functional.conv2d(x, w, padding=padding), repeats)
 
     torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
-    timed("torch tf32: forward", lambda: contexts._forward(t, weight, bias, k), 5)
-    timed("torch tf32: backward", lambda: contexts._backward(grad, active, t, weight, k, True, True), 3)
+    timed("torch tf32: forward", lambda: forward(t, weight, bias, k, by=contexts.operator.plain), 5)
+    timed(
+        "torch tf32: backward", lambda: backward(grad, active, t, weight, k, True, True, by=contexts.operator.plain), 3
+    )
     convolution("tf32", torch.float32, channels_last=False)
     convolution("tf32, channels last", torch.float32, channels_last=True)
     convolution("bf16, channels last", torch.bfloat16, channels_last=True)

@@ -31,6 +31,7 @@ from torch import Tensor
 from deepmrf.ops import distance, distance_penalty, gaussian, gaussian_penalty
 from deepmrf.ops.distance import gpu as distance_gpu
 from deepmrf.ops.gaussian import gpu as gaussian_gpu
+from deepmrf.ops.registry import gradients
 
 BUDGET_S = 110.0
 """Seconds after which no further step starts."""
@@ -149,32 +150,38 @@ class Case:
         features = torch.rand(shape[0], 3, *shape[2:], device="cuda") * 255
         if kind == "distance":
             self.inputs = [q, features, torch.tensor([1e-3, 0.5, 0.1], device="cuda")]
-            self.triton, self.torch = distance_gpu.IMPLEMENTATION, distance.operator.torch
+            self.triton, self.torch = distance_gpu.IMPLEMENTATION, distance.operator.plain
             if dtype == torch.float16:  # sums of 255^2 over a window do not fit
                 self.inputs[1] = features / 255
                 self.inputs[2] = torch.tensor([1.0, 1e-3, 0.1], device="cuda")
         else:
             weights, bandwidths = torch.tensor([0.5, 0.1], device="cuda"), torch.tensor([60.0, 20.0], device="cuda")
             self.inputs = [q, features, weights, bandwidths]
-            self.triton, self.torch = gaussian_gpu.IMPLEMENTATION, gaussian.operator.torch
+            self.triton, self.torch = gaussian_gpu.IMPLEMENTATION, gaussian.operator.plain
         self.rest = (sides, (1.0,) * dims, gate)
         self.grad = (torch.randn(shape, device="cuda") + 0.5).to(dtype)  # not centred: sums of it are not small by luck
 
+    def arguments(self, tensors: list[Tensor], keep: bool) -> Any:
+        kind = distance.Arguments if self.kind == "distance" else gaussian.Arguments
+        return kind(*tensors, *self.rest, keep)
+
     def forward(self, keep: bool) -> Any:
-        return self.triton.forward(*self.inputs, *self.rest, keep)
+        return self.triton.forward(self.arguments(self.inputs, keep))
 
     def backward(self, kept: Tensor, features_too: bool = False) -> Any:
-        return self.triton.backward(self.grad, kept, *self.inputs, *self.rest, features_too)
+        needed = (True, features_too, True, True)
+        return gradients(self.triton, self.grad, kept, self.arguments(self.inputs, True), needed)
 
     def check(self, limit: float, features_too: bool = False) -> None:
-        assert self.triton.suits(*self.inputs[:3], self.rest[0]), "suits answers False"
+        assert self.triton.suits(self.arguments(self.inputs, True)), "suits answers False"
         with poisoned():
             out, kept = self.forward(True)
             back = self.backward(kept, features_too)
             again, back_again = self.forward(True), self.backward(kept, features_too)
-        wide = [t.double() for t in self.inputs]
-        want, want_kept = self.torch.forward(*wide, *self.rest, True)
-        want_back = self.torch.backward(self.grad.double(), kept.double(), *wide, *self.rest, features_too)
+        exact = self.arguments([t.double() for t in self.inputs], True)
+        want, want_kept = self.torch.forward(exact)
+        needed = (True, features_too, True, True)
+        want_back = gradients(self.torch, self.grad.double(), kept.double(), exact, needed)
         errors = {"t": error(out, want), "kept": error(kept, want_kept)}
         names = ["grad_q", "grad_features", "grad_weights", "grad_bandwidths"]
         for name, result, wanted in zip(names, back, want_back, strict=False):

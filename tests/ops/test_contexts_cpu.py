@@ -10,6 +10,7 @@ import torch
 
 from deepmrf.ops import contexts as plain
 from deepmrf.ops.contexts.cpu import IMPLEMENTATION, TILE_SIDES
+from deepmrf.ops.registry import gradients
 
 # batch, labels, K, image, filter; few different numbers of labels and K, since each compiles kernels of its own
 CASES = [
@@ -46,6 +47,19 @@ def example(batch, labels, contexts, image, window, dtype=torch.float64):
     return normal(batch, labels, *image), normal(channels, labels, *window), normal(channels)
 
 
+def forward(t, weight, bias, patterns, by=IMPLEMENTATION):
+    return by.forward(plain.Arguments(t, weight, bias, patterns))
+
+
+def backward(grad, active, t, weight, patterns, t_too, weight_too, by=IMPLEMENTATION):
+    arguments = plain.Arguments(t, weight, weight.new_zeros(len(weight)), patterns)
+    return gradients(by, grad, active, arguments, (t_too, weight_too, True))
+
+
+def suits(t, weight, patterns):
+    return IMPLEMENTATION.suits(plain.Arguments(t, weight, weight.new_zeros(len(weight)), patterns))
+
+
 def assert_close(name, result, expected, tolerance):
     """The largest difference, relative to the largest value."""
     assert result.shape == expected.shape, name
@@ -56,15 +70,15 @@ def assert_close(name, result, expected, tolerance):
 def test_equals_the_equations():
     t, weight, bias = example(2, 3, 3, (5, 4), (3, 4))
     expected = plain.label_contexts_reference(t, weight, bias, 3)
-    assert_close("o14", IMPLEMENTATION.forward(t, weight, bias, 3)[0], expected, 1e-12)
+    assert_close("o14", forward(t, weight, bias, 3)[0], expected, 1e-12)
 
 
 @pytest.mark.parametrize("batch, labels, contexts, image, window, dtype, tolerance", ALL)
 def test_forward_equals_the_convolution(batch, labels, contexts, image, window, dtype, tolerance):
     t, weight, bias = example(batch, labels, contexts, image, window, dtype)
-    o14, active = IMPLEMENTATION.forward(t, weight, bias, contexts)
+    o14, active = forward(t, weight, bias, contexts)
     exact = [x.double() for x in (t, weight, bias)]
-    expected, expected_active = plain._forward(*exact, contexts)
+    expected, expected_active = forward(*exact, contexts, by=plain.operator.plain)
     assert o14.dtype == dtype
     assert active.dtype == torch.uint8
     assert o14.is_contiguous()
@@ -83,9 +97,11 @@ def test_forward_equals_the_convolution(batch, labels, contexts, image, window, 
 def test_backward_equals_the_convolution(batch, labels, contexts, image, window, dtype, tolerance):
     t, weight, bias = example(batch, labels, contexts, image, window, dtype)
     grad = example(batch, labels, contexts, image, window[::-1], dtype)[0]
-    active = plain._forward(t, weight, bias, contexts)[1]
-    result = IMPLEMENTATION.backward(grad, active, t, weight, contexts, True, True)
-    expected = plain._backward(grad.double(), active, t.double(), weight.double(), contexts, True, True)
+    active = forward(t, weight, bias, contexts, by=plain.operator.plain)[1]
+    result = backward(grad, active, t, weight, contexts, True, True)
+    expected = backward(
+        grad.double(), active, t.double(), weight.double(), contexts, True, True, by=plain.operator.plain
+    )
     for name, actual, wanted in zip(("t", "weight", "bias"), result, expected, strict=True):
         assert actual.dtype == dtype
         assert_close(f"gradient to {name}", actual, wanted, tolerance)
@@ -94,9 +110,9 @@ def test_backward_equals_the_convolution(batch, labels, contexts, image, window,
 @pytest.mark.parametrize("t_too, weight_too", [(True, False), (False, True), (False, False)])
 def test_backward_computes_what_is_asked_for(t_too, weight_too):
     t, weight, bias = example(1, 3, 3, (5, 4), (3, 3))
-    active = plain._forward(t, weight, bias, 3)[1]
-    result = IMPLEMENTATION.backward(torch.ones_like(t), active, t, weight, 3, t_too, weight_too)
-    expected = plain._backward(torch.ones_like(t), active, t, weight, 3, t_too, weight_too)
+    active = forward(t, weight, bias, 3, by=plain.operator.plain)[1]
+    result = backward(torch.ones_like(t), active, t, weight, 3, t_too, weight_too)
+    expected = backward(torch.ones_like(t), active, t, weight, 3, t_too, weight_too, by=plain.operator.plain)
     for name, actual, wanted in zip(("t", "weight", "bias"), result, expected, strict=True):
         assert actual.shape == wanted.shape, name
         if actual.numel():
@@ -105,27 +121,27 @@ def test_backward_computes_what_is_asked_for(t_too, weight_too):
 
 def test_any_memory_layout():
     t, weight, bias = example(2, 3, 3, (12, 20), (3, 5))
-    expected, active = IMPLEMENTATION.forward(t, weight, bias, 3)
+    expected, active = forward(t, weight, bias, 3)
     apart = t.transpose(2, 3).contiguous().transpose(2, 3), weight.flip(0).contiguous().flip(0), bias.repeat(2)[:9]
     last = t.contiguous(memory_format=torch.channels_last), weight, bias
     for given in (apart, last):
-        assert torch.equal(IMPLEMENTATION.forward(*given, 3)[0], expected)
-    grads = IMPLEMENTATION.backward(expected, active, t, weight, 3, True, True)
+        assert torch.equal(forward(*given, 3)[0], expected)
+    grads = backward(expected, active, t, weight, 3, True, True)
     strided = expected.transpose(1, 2).contiguous().transpose(1, 2)
-    others = IMPLEMENTATION.backward(strided, active, apart[0], apart[1], 3, True, True)
-    for name, first, second in zip(("t", "weight", "bias"), grads, others, strict=True):
-        assert torch.equal(first, second), name
+    others = backward(strided, active, apart[0], apart[1], 3, True, True)
+    for name, actual, wanted in zip(("t", "weight", "bias"), grads, others, strict=True):
+        assert torch.equal(actual, wanted), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_computes_in_single(dtype):
     t, weight, bias = example(1, 3, 3, (20, 30), (3, 3), dtype)
-    o14, active = IMPLEMENTATION.forward(t, weight, bias, 3)
-    expected = plain._forward(t.float(), weight.float(), bias.float(), 3)[0]
+    o14, active = forward(t, weight, bias, 3)
+    expected = forward(t.float(), weight.float(), bias.float(), 3, by=plain.operator.plain)[0]
     assert o14.dtype == dtype
     assert_close("o14", o14, expected, torch.finfo(dtype).eps)
-    for gradient in IMPLEMENTATION.backward(o14, active, t, weight, 3, True, True):
-        assert gradient.dtype == dtype
+    for actual in backward(o14, active, t, weight, 3, True, True):
+        assert actual.dtype == dtype
 
 
 def test_the_same_result_every_time_and_with_any_number_of_threads():
@@ -135,8 +151,8 @@ def test_the_same_result_every_time_and_with_any_number_of_threads():
     try:
         for threads in (2, 2, 1, 3):
             torch.set_num_threads(threads)
-            o14, active = IMPLEMENTATION.forward(t, weight, bias, 3)
-            results.append((o14, active, *IMPLEMENTATION.backward(o14, active, t, weight, 3, True, True)))
+            o14, active = forward(t, weight, bias, 3)
+            results.append((o14, active, *backward(o14, active, t, weight, 3, True, True)))
     finally:
         torch.set_num_threads(before)
     for first, second in zip(results[0], results[1], strict=True):
@@ -149,23 +165,25 @@ def test_the_same_result_every_time_and_with_any_number_of_threads():
 
 def test_what_does_not_suit_is_left_to_pytorch():
     t, weight, _ = example(1, 3, 3, (5, 4), (3, 3))
-    assert not IMPLEMENTATION.suits(t, weight, 3)  # too small to be worth it
+    assert not suits(t, weight, 3)  # too small to be worth it
     large = torch.empty(1, 21, 512, 512), torch.empty(105, 21, 9, 9), torch.empty(105)
-    assert IMPLEMENTATION.suits(*large[:2], 5)
-    assert not IMPLEMENTATION.suits(*[x.to("meta") for x in large[:2]], 5)
-    assert not IMPLEMENTATION.suits(torch.empty(1, 21, 4096), torch.empty(105, 21, 9), 5)
+    assert suits(*large[:2], 5)
+    assert not suits(*[x.to("meta") for x in large[:2]], 5)
+    assert not suits(torch.empty(1, 21, 4096), torch.empty(105, 21, 9), 5)
     too_large = TILE_SIDES[-1][0] + 1
-    assert not IMPLEMENTATION.suits(large[0], torch.empty(105, 21, too_large, 3), 5)
+    assert not suits(large[0], torch.empty(105, 21, too_large, 3), 5)
 
 
 @pytest.mark.parametrize("image, window", [((50,), (3,)), ((4, 5, 6), (3, 3, 3)), ((60, 5), (43, 3))])
 def test_asked_anyway_gives_the_plain_result(image, window):
     t, weight, bias = example(1, 3, 3, image, window)
-    o14, active = IMPLEMENTATION.forward(t, weight, bias, 3)
-    expected = plain._forward(t, weight, bias, 3)
+    o14, active = forward(t, weight, bias, 3)
+    expected = forward(t, weight, bias, 3, by=plain.operator.plain)
     assert_close("o14", o14, expected[0], 1e-12)
-    grads = IMPLEMENTATION.backward(o14, active, t, weight, 3, True, True)
-    for actual, wanted in zip(grads, plain._backward(o14, active, t, weight, 3, True, True), strict=True):
+    grads = backward(o14, active, t, weight, 3, True, True)
+    for actual, wanted in zip(
+        grads, backward(o14, active, t, weight, 3, True, True, by=plain.operator.plain), strict=True
+    ):
         assert_close("gradient", actual, wanted, 1e-12)
 
 

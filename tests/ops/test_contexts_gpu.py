@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deepmrf.ops import contexts
 from deepmrf.ops.contexts import gpu
-from deepmrf.ops.registry import use
+from deepmrf.ops.registry import gradients, use
 
 if importlib.util.find_spec("triton") is None:  # importing it here would settle that nothing is interpreted
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -66,6 +66,15 @@ def _data(batch: int, labels: int, size: tuple[int, int], k: int, window: tuple[
     return tuple(x.to(DEVICE) for x in (t, weight, bias, grad))
 
 
+def forward(t, weight, bias, patterns, by=gpu.IMPLEMENTATION):
+    return by.forward(contexts.Arguments(t, weight, bias, patterns))
+
+
+def backward(grad, active, t, weight, patterns, t_too, weight_too, by=gpu.IMPLEMENTATION):
+    arguments = contexts.Arguments(t, weight, weight.new_zeros(len(weight)), patterns)
+    return gradients(by, grad, active, arguments, (t_too, weight_too, True))
+
+
 def _error(got: Tensor, wanted: Tensor) -> float:
     assert got.shape == wanted.shape
     return ((got.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-300)).item()
@@ -85,17 +94,17 @@ CASES = [
 def test_forward_and_gradients_match_float64(case: tuple) -> None:
     k = case[3]
     t, weight, bias, grad = _data(*case)
-    out, active = gpu._forward(t, weight, bias, k)
-    again = gpu._forward(t, weight, bias, k)
-    gradients = gpu._backward(grad, active, t, weight, k, True, True)
+    out, active = forward(t, weight, bias, k)
+    again = forward(t, weight, bias, k)
+    results = backward(grad, active, t, weight, k, True, True)
     assert torch.equal(out, again[0])
     assert torch.equal(active, again[1])
-    wanted, _ = contexts._forward(t.double(), weight.double(), bias.double(), k)
+    wanted, _ = forward(t.double(), weight.double(), bias.double(), k, by=contexts.operator.plain)
     assert active.dtype == torch.uint8
     assert int(active.max()) < k
     assert _error(out, wanted) < 1e-3
-    references = contexts._backward(grad.double(), active, t.double(), weight.double(), k, True, True)
-    for got, reference in zip(gradients, references, strict=True):
+    references = backward(grad.double(), active, t.double(), weight.double(), k, True, True, by=contexts.operator.plain)
+    for got, reference in zip(results, references, strict=True):
         assert got.dtype == t.dtype
         assert _error(got, reference) < 1e-3
 
@@ -103,13 +112,17 @@ def test_forward_and_gradients_match_float64(case: tuple) -> None:
 def test_three_products_are_nearly_exact_where_tf32_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     t, weight, bias, grad = _data(2, 5, (4, 6), 3, (3, 5))
-    wanted, index = contexts._forward(t.double(), weight.double(), bias.double(), 3)
-    out, active = gpu._forward(t, weight, bias, 3)
-    grad_t, _, _ = gpu._backward(grad, active, t, weight, 3, True, True)
+    wanted, index = forward(t.double(), weight.double(), bias.double(), 3, by=contexts.operator.plain)
+    out, active = forward(t, weight, bias, 3)
+    grad_t, _, _ = backward(grad, active, t, weight, 3, True, True)
     assert torch.equal(active, index)
     assert _error(out, wanted) < 1e-6
     assert (
-        _error(grad_t, contexts._backward(grad.double(), index, t.double(), weight.double(), 3, True, True)[0]) < 1e-6
+        _error(
+            grad_t,
+            backward(grad.double(), index, t.double(), weight.double(), 3, True, True, by=contexts.operator.plain)[0],
+        )
+        < 1e-6
     )
 
 
@@ -117,12 +130,14 @@ def test_three_products_are_nearly_exact_where_tf32_is_off(monkeypatch: pytest.M
 def test_scales_far_from_one(of_t: float, of_weight: float) -> None:
     t, weight, bias, grad = _data(1, 3, (4, 5), 2, (3, 3))
     t, weight, bias = t * of_t, weight * of_weight, bias * of_t * of_weight
-    out, active = gpu._forward(t, weight, bias, 2)
-    assert _error(out, contexts._forward(t.double(), weight.double(), bias.double(), 2)[0]) < 1e-3
-    got = gpu._backward(grad * 1e-12, active, t, weight, 2, True, True)
-    wanted = contexts._backward(grad.double() * 1e-12, active, t.double(), weight.double(), 2, True, True)
-    for actual, expected in zip(got, wanted, strict=True):
-        assert _error(actual, expected) < 1e-3
+    out, active = forward(t, weight, bias, 2)
+    assert _error(out, forward(t.double(), weight.double(), bias.double(), 2, by=contexts.operator.plain)[0]) < 1e-3
+    got = backward(grad * 1e-12, active, t, weight, 2, True, True)
+    wanted = backward(
+        grad.double() * 1e-12, active, t.double(), weight.double(), 2, True, True, by=contexts.operator.plain
+    )
+    for actual, exact in zip(got, wanted, strict=True):
+        assert _error(actual, exact) < 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -130,15 +145,15 @@ def test_half_inputs_any_strides(dtype: torch.dtype) -> None:
     t, weight, bias, grad = (x.to(dtype) for x in _data(2, 3, (6, 4), 2, (3, 3)))
     t, grad = t.transpose(2, 3), grad.transpose(2, 3)
     weight = weight.transpose(2, 3)
-    out, active = gpu._forward(t, weight, bias, 2)
+    out, active = forward(t, weight, bias, 2)
     assert out.dtype == dtype
     assert out.is_contiguous()
-    assert _error(out, contexts._forward(t.double(), weight.double(), bias.double(), 2)[0]) < 5e-3
-    got = gpu._backward(grad, active, t, weight, 2, True, True)
-    wanted = contexts._backward(grad.double(), active, t.double(), weight.double(), 2, True, True)
-    for actual, expected in zip(got, wanted, strict=True):
+    assert _error(out, forward(t.double(), weight.double(), bias.double(), 2, by=contexts.operator.plain)[0]) < 5e-3
+    got = backward(grad, active, t, weight, 2, True, True)
+    wanted = backward(grad.double(), active, t.double(), weight.double(), 2, True, True, by=contexts.operator.plain)
+    for actual, exact in zip(got, wanted, strict=True):
         assert actual.dtype == dtype
-        assert _error(actual, expected) < 5e-3
+        assert _error(actual, exact) < 5e-3
 
 
 def test_through_the_operator() -> None:
@@ -155,17 +170,20 @@ def test_through_the_operator() -> None:
 
 def test_only_the_gradients_asked_for() -> None:
     t, weight, bias, grad = _data(1, 3, (4, 5), 2, (3, 3))
-    _, active = gpu._forward(t, weight, bias, 2)
-    grad_t, grad_weight, grad_bias = gpu._backward(grad, active, t, weight, 2, False, False)
+    _, active = forward(t, weight, bias, 2)
+    grad_t, grad_weight, grad_bias = backward(grad, active, t, weight, 2, False, False)
     assert grad_t.numel() == grad_weight.numel() == 0
-    wanted = contexts._backward(grad, active, t, weight, 2, False, True)
+    wanted = backward(grad, active, t, weight, 2, False, True, by=contexts.operator.plain)
     assert _error(grad_bias, wanted[2]) < 1e-5
-    assert _error(gpu._backward(grad, active, t, weight, 2, False, True)[1], wanted[1]) < 1e-3
+    assert _error(backward(grad, active, t, weight, 2, False, True)[1], wanted[1]) < 1e-3
 
 
 def test_when_it_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     t, weight, bias, _ = _data(1, 2, (3, 3), 2, (3, 3))
-    suits = gpu.IMPLEMENTATION.suits
+
+    def suits(t: Tensor, weight: Tensor, patterns: int) -> bool:
+        return gpu.IMPLEMENTATION.suits(contexts.Arguments(t, weight, bias, patterns))
+
     assert not suits(t.double(), weight.double(), 2)
     assert not suits(t[..., 0], weight[..., 0], 2)
     assert not suits(t, weight, 17)
@@ -174,4 +192,4 @@ def test_when_it_suits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("TRITON_INTERPRET")
     assert not suits(t, weight, 2)
     with pytest.raises(ValueError, match="at most 32 bits"):
-        gpu._forward(t.double(), weight.double(), bias.double(), 2)
+        forward(t.double(), weight.double(), bias.double(), 2)

@@ -244,11 +244,12 @@ def cost(window, evaluate):
 
 
 def forward(q, features, weights, window):
-    return distance._forward(q, features, weights, window, (1.0, 1.0), True, True)
+    return distance.operator.plain.forward(distance.Arguments(q, features, weights, window, (1.0, 1.0), True, True))
 
 
 def backward(q, features, weights, window):
-    return distance._backward(q, q, q, features, weights, window, (1.0, 1.0), True, True)
+    arguments = distance.Arguments(q, features, weights, window, (1.0, 1.0), True, True)
+    return distance.operator.plain.backward(q, q, arguments, (True, True, True))
 
 
 @pytest.mark.parametrize("evaluate", [forward, backward])

@@ -14,11 +14,26 @@ pytest.importorskip("triton")
 
 from deepmrf.ops import distance
 from deepmrf.ops.distance import gpu
+from deepmrf.ops.registry import gradients
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if CUDA else "cpu"
 runs_here = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs in a subprocess, interpreted")
+
+
+def forward(*given, by=gpu.IMPLEMENTATION) -> tuple[Tensor, Tensor]:
+    return by.forward(distance.Arguments(*given))
+
+
+def backward(grad: Tensor, ungated: Tensor, *given, by=gpu.IMPLEMENTATION) -> tuple[Tensor, ...]:
+    *given, features_too = given
+    return gradients(by, grad, ungated, distance.Arguments(*given, True), (True, features_too, True))
+
+
+def suits(*given) -> bool:
+    return gpu.IMPLEMENTATION.suits(distance.Arguments(*given, (1.0, 1.0), True, False))
+
 
 CASES = [  # shape of q, features, window, spacing, gate
     ((2, 3, 9, 13), 3, (4, 5), (1.0, 1.0), True),
@@ -65,16 +80,16 @@ def _compare(
     tolerance: float = 2e-5,
 ) -> None:
     grad = torch.randn(q.shape, device=q.device).to(q.dtype)
-    assert gpu.IMPLEMENTATION.suits(q, features, weights, window)
-    out, sums = gpu.IMPLEMENTATION.forward(q, features, weights, window, spacing, gate, True)
+    assert suits(q, features, weights, window)
+    out, sums = forward(q, features, weights, window, spacing, gate, True)
     wide = [t.double() for t in (q, features, weights)]
-    want, want_sums = distance._forward(*wide, window, spacing, gate, True)
+    want, want_sums = forward(*wide, window, spacing, gate, True, by=distance.operator.plain)
     _close(out, want, tolerance)
     _close(sums, want_sums, tolerance)
-    back = gpu.IMPLEMENTATION.backward(grad, sums, q, features, weights, window, spacing, gate, True)
-    want_back = distance._backward(grad.double(), sums.double(), *wide, window, spacing, gate, True)
-    for result, wanted in zip(back[:2], want_back[:2], strict=True):
-        assert result.dtype == q.dtype
+    back = backward(grad, sums, q, features, weights, window, spacing, gate, True)
+    want_back = backward(grad.double(), sums.double(), *wide, window, spacing, gate, True, by=distance.operator.plain)
+    for result, wanted, tensor in zip(back, want_back, (q, features), strict=False):
+        assert result.dtype == tensor.dtype
         _close(result, wanted, tolerance)
     for result, wanted in zip(back[2], want_back[2], strict=True):
         _close(result, wanted, 1e-4)
@@ -107,14 +122,14 @@ def test_one_frame() -> None:
     q, features, weights = _inputs((2, 3, 3, 3, 9), 2)
     for frame in (0, 2):
         given = (q, features, weights, (2, 2, 5), (2.0, 1.0, 0.5), True, True)
-        for result, wanted in zip(gpu.IMPLEMENTATION.forward(*given, frame), distance._forward(*given), strict=True):
+        for result, wanted in zip(forward(*given, frame), forward(*given, by=distance.operator.plain), strict=True):
             _close(result, wanted[:, :, frame].double(), 2e-5)
 
 
 @runs_here
 def test_no_features() -> None:
     q, features, weights = _inputs((1, 2, 7, 9), 0)
-    out, _ = gpu.IMPLEMENTATION.forward(q, features, weights, (5, 4), (1.0, 1.0), True, False)
+    out, _ = forward(q, features, weights, (5, 4), (1.0, 1.0), True, False)
     want = distance.distance_penalty_reference(
         q.double(), torch.zeros_like(q[:, :1]).double(), weights.double(), (5, 4), (1.0, 1.0), True
     )
@@ -125,8 +140,8 @@ def test_no_features() -> None:
 def test_bytes_are_fractions_of_255() -> None:
     q, features, weights = _inputs((1, 2, 7, 9), 3)
     image = features.to(torch.uint8)
-    out, _ = gpu.IMPLEMENTATION.forward(q, image, weights, (5, 4), (1.0, 1.0), True, False)
-    same, _ = gpu.IMPLEMENTATION.forward(q, image / 255, weights, (5, 4), (1.0, 1.0), True, False)
+    out, _ = forward(q, image, weights, (5, 4), (1.0, 1.0), True, False)
+    same, _ = forward(q, image / 255, weights, (5, 4), (1.0, 1.0), True, False)
     _close(out, same.double(), 1e-6)
 
 
@@ -134,7 +149,7 @@ def test_bytes_are_fractions_of_255() -> None:
 def test_repeats_bit_for_bit_with_and_without_the_gradient_to_the_features() -> None:
     q, features, weights = _inputs((1, 2, 5, 30), 3)
     runs = [
-        gpu.IMPLEMENTATION.backward(q - 0.5, q, q, features, weights, (5, 6), (1.0, 1.0), True, features_too)
+        backward(q - 0.5, q, q, features, weights, (5, 6), (1.0, 1.0), True, features_too)
         for features_too in (True, True, False)
     ]
     for first, second, third in zip(*runs, strict=True):
@@ -143,7 +158,6 @@ def test_repeats_bit_for_bit_with_and_without_the_gradient_to_the_features() -> 
 
 
 def test_leaves_to_torch_what_it_cannot_do() -> None:
-    suits = gpu.IMPLEMENTATION.suits
     weights = torch.ones(3)
     assert not suits(torch.ones(1, 1, 2, 2, 2, 2), torch.ones(1, 1, 2, 2, 2, 2), weights, (3, 3, 3, 3))
     assert not suits(torch.ones(1, 1, 4, 4).double(), torch.ones(1, 1, 4, 4), weights, (3, 3))

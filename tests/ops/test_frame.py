@@ -76,19 +76,20 @@ def test_contexts_over_the_maps_of_several_frames(labels, agree):
     """Fewer labels pay than t has maps: plain, in the frequency domain, and by loops."""
     maps, patterns = 3 * labels, 2
     t, weight, bias = real(2, maps, 13, 17), real(labels * patterns, maps, 3, 4), real(labels * patterns)
-    plain, active = contexts._forward(t, weight, bias, patterns)
+    given = contexts.Arguments(t, weight, bias, patterns)
+    plain, active = contexts.operator.plain.forward(given)
     assert plain.shape == (2, labels, 13, 17)
-    fast, fast_active = contexts_cpu.IMPLEMENTATION.forward(t, weight, bias, patterns)
+    fast, fast_active = contexts_cpu.IMPLEMENTATION.forward(given)
     agree(fast, plain)
     assert torch.equal(active, fast_active)
     grad = torch.randn_like(plain)
     results = [
-        backward(grad, active, t, weight, patterns, True, True)
-        for backward in (contexts._backward, contexts_cpu._backward)
+        by.backward(grad, active, given, (True, True, True))
+        for by in (contexts.operator.plain, contexts_cpu.IMPLEMENTATION)
     ]
     for actual, expected in zip(*results, strict=True):
         agree(actual, expected)
-    small = (t[..., :4, :5].detach(), weight, bias, patterns)
-    agree(contexts._forward(*small)[0], contexts.label_contexts_reference(*small))
+    small = given._replace(t=t[..., :4, :5].detach())
+    agree(contexts.operator.plain.forward(small)[0], contexts.label_contexts_reference(*small))
     if labels == 2:
         torch.library.opcheck(torch.ops.deepmrf.label_contexts.default, (t, weight, bias, patterns))

@@ -14,11 +14,28 @@ pytest.importorskip("triton")
 
 from deepmrf.ops import gaussian
 from deepmrf.ops.gaussian import gpu
+from deepmrf.ops.registry import gradients
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if CUDA else "cpu"
 runs_here = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs in a subprocess, interpreted")
+
+
+def forward(*given, by=gpu.IMPLEMENTATION) -> tuple[Tensor, Tensor]:
+    return by.forward(gaussian.Arguments(*given))
+
+
+def backward(grad: Tensor, ungated: Tensor, *given, by=gpu.IMPLEMENTATION) -> tuple[Tensor, ...]:
+    *given, features_too = given
+    return gradients(by, grad, ungated, gaussian.Arguments(*given, True), (True, features_too, True, True))
+
+
+def suits(q, features, weights, window) -> bool:
+    return gpu.IMPLEMENTATION.suits(
+        gaussian.Arguments(q, features, weights, torch.ones(2), window, (1.0, 1.0), True, False)
+    )
+
 
 CASES = [  # shape of q, features, window, spacing, gate
     ((2, 3, 9, 13), 3, (4, 5), (1.0, 1.0), True),
@@ -59,14 +76,14 @@ def _compare(
 ) -> None:
     q, features, weights, _ = inputs
     grad = torch.rand(q.shape, device=q.device).to(q.dtype)
-    assert gpu.IMPLEMENTATION.suits(q, features, weights, window)
-    out, sums = gpu.IMPLEMENTATION.forward(*inputs, window, spacing, gate, True)
+    assert suits(q, features, weights, window)
+    out, sums = forward(*inputs, window, spacing, gate, True)
     wide = [t.double() for t in inputs]
-    want, want_sums = gaussian._forward(*wide, window, spacing, gate, True)
+    want, want_sums = forward(*wide, window, spacing, gate, True, by=gaussian.operator.plain)
     _close(out, want, tolerance)
     _close(sums, want_sums, tolerance)
-    back = gpu.IMPLEMENTATION.backward(grad, sums, *inputs, window, spacing, gate, True)
-    want_back = gaussian._backward(grad.double(), sums.double(), *wide, window, spacing, gate, True)
+    back = backward(grad, sums, *inputs, window, spacing, gate, True)
+    want_back = backward(grad.double(), sums.double(), *wide, window, spacing, gate, True, by=gaussian.operator.plain)
     for actual, wanted in zip(back, want_back, strict=True):
         _close(actual, wanted, tolerance)
 
@@ -96,7 +113,7 @@ def test_one_frame() -> None:
     inputs = _inputs((2, 3, 3, 2, 9), 2)
     for frame in (0, 2):
         given = (*inputs, (2, 2, 5), (2.0, 1.0, 0.5), True, True)
-        for result, wanted in zip(gpu.IMPLEMENTATION.forward(*given, frame), gaussian._forward(*given), strict=True):
+        for result, wanted in zip(forward(*given, frame), forward(*given, by=gaussian.operator.plain), strict=True):
             _close(result, wanted[:, :, frame].double(), 1e-3)
 
 
@@ -104,8 +121,8 @@ def test_one_frame() -> None:
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_any_magnitude(scale: float) -> None:
     q, *others = _inputs((1, 3, 8, 9), 3)
-    out, _ = gpu.IMPLEMENTATION.forward(q * scale, *others, (5, 6), (1.0, 1.0), False, False)
-    same, _ = gpu.IMPLEMENTATION.forward(q, *others, (5, 6), (1.0, 1.0), False, False)
+    out, _ = forward(q * scale, *others, (5, 6), (1.0, 1.0), False, False)
+    same, _ = forward(q, *others, (5, 6), (1.0, 1.0), False, False)
     _close((out + 0.2) / scale if scale > 1 else out, ((same + 0.2) if scale > 1 else same * 0 - 0.2).double(), 1e-3)
 
 
@@ -113,13 +130,12 @@ def test_any_magnitude(scale: float) -> None:
 def test_bytes_are_fractions_of_255() -> None:
     q, features, weights, _ = _inputs((1, 2, 7, 9), 3)
     image, bandwidths = features.to(torch.uint8), torch.tensor([0.5, 3.0], device=DEVICE)
-    out, _ = gpu.IMPLEMENTATION.forward(q, image, weights, bandwidths, (5, 4), (1.0, 1.0), True, False)
-    same, _ = gpu.IMPLEMENTATION.forward(q, image / 255, weights, bandwidths, (5, 4), (1.0, 1.0), True, False)
+    out, _ = forward(q, image, weights, bandwidths, (5, 4), (1.0, 1.0), True, False)
+    same, _ = forward(q, image / 255, weights, bandwidths, (5, 4), (1.0, 1.0), True, False)
     _close(out, same.double(), 1e-6)
 
 
 def test_leaves_to_torch_what_it_cannot_do() -> None:
-    suits = gpu.IMPLEMENTATION.suits
     weights = torch.ones(2)
     assert not suits(torch.ones(1, 1, 2, 2, 2, 2), torch.ones(1, 1, 2, 2, 2, 2), weights, (3, 3, 3, 3))
     assert not suits(torch.ones(1, 1, 4, 4).double(), torch.ones(1, 1, 4, 4), weights, (3, 3))

@@ -52,16 +52,16 @@ def compiled_before() -> bool:
     return installed("numba") and next(folder.glob("**/gaussian*/**/cpu_kernels.*.nbi"), None) is not None
 
 
-def suits_window_sums(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) -> bool:
-    """Can a compiled window sum run on these? 1-D to 3-D floating-point maps on the CPU, where numba is installed."""
+def suits_window_sums(a: Any) -> bool:
+    """Can a compiled sum of b12 run on these arguments? 1-D to 3-D floating-point maps on the CPU, by numba."""
     return (
         installed("numba")
-        and q.device.type == features.device.type == weights.device.type == "cpu"
-        and 3 <= q.dim() <= 5
-        and len(window) == q.dim() - 2
-        and q.is_floating_point()
-        and q.numel() > 0
-        and not features.is_complex()
+        and a.q.device.type == a.features.device.type == a.weights.device.type == "cpu"
+        and 3 <= a.q.dim() <= 5
+        and len(a.window) == a.q.dim() - 2
+        and a.q.is_floating_point()
+        and a.q.numel() > 0
+        and not a.features.is_complex()
     )
 
 

@@ -1,4 +1,4 @@
-"""What the GPU kernels share: whether Triton can run them, the shape of an image and its window, the device's size.
+"""What the GPU kernels share: whether Triton can run them, on which device, and its size.
 
 Kernels work on images of three axes (frames, rows, columns); a signal is an image of one frame and one row.
 This module does not import Triton: the modules gpu_kernels.py and launch_kernels.py do, on their first use.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from deepmrf.ops.registry import installed
-from deepmrf.ops.window import Reach, reaches
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,14 +39,15 @@ def processors(device: torch.device) -> int:
 
 
 def on_device(function: Function) -> Function:
-    """Make the device of the function's first tensor the current one, on which Triton launches."""
+    """Make the device of the function's first tensor (or arguments) the current one, on which Triton launches."""
 
     @functools.wraps(function)
-    def wrapped(x: Tensor, *arguments: Any) -> Any:
+    def wrapped(first: Any, *others: Any) -> Any:
+        x: Tensor = first if isinstance(first, Tensor) else first[0]
         if not x.is_cuda or x.device.index == torch.cuda.current_device():
-            return function(x, *arguments)
+            return function(first, *others)
         with torch.cuda.device(x.device):
-            return function(x, *arguments)
+            return function(first, *others)
 
     return cast(Function, wrapped)
 
@@ -60,27 +60,6 @@ def power_of_two(size: int) -> int:
 def parts(size: int, part: int) -> int:
     """How many parts of this size cover the whole, the last one perhaps not full."""
     return -(-size // part)
-
-
-class ImageWindow(NamedTuple):
-    """An image as frames, rows and columns, and how far the window reaches along each of them."""
-
-    sizes: tuple[int, int, int]
-    reaches: tuple[Reach, Reach, Reach]
-
-    @property
-    def flat_reaches(self) -> tuple[int, ...]:
-        """(before, after) along each axis, in one tuple."""
-        return tuple(pixels for reach in self.reaches for pixels in reach)
-
-
-def image_window(size: Sequence[int], window: Sequence[int], mirrored: bool = False) -> ImageWindow:
-    """Sizes and reaches along three axes; a window reaches no farther than the image."""
-    clipped = [(min(b, n - 1), min(a, n - 1)) for (b, a), n in zip(reaches(window, mirrored), size, strict=True)]
-    missing = 3 - len(clipped)
-    t, y, x = [(0, 0)] * missing + clipped
-    frames, height, width = [1] * missing + list(size)
-    return ImageWindow((frames, height, width), (t, y, x))
 
 
 def squared_spacing(spacing: Sequence[float]) -> tuple[float, ...]:

@@ -67,13 +67,16 @@ class Vectors:
         pointer = self.builder.bitcast(self._pointer(data, terms), wanted.as_pointer())
         self.builder.store(value, pointer, align=_bytes(data.type.pointee))
 
-    def prefetch(self, data: Any, *terms: Any, write: bool = False) -> None:
-        """Bring the numbers at an index near before they are needed; the index need not be inside the array."""
+    def prefetch(self, data: Any, *terms: Any, write: bool = False, locality: int = 2) -> None:
+        """Bring the numbers at an index near before they are needed; the index need not be inside the array.
+
+        locality: 3 for the first cache, 2 for the second.
+        """
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         function = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
         pointer = self.builder.bitcast(self._pointer(data, terms), byte)
-        self.builder.call(function, [pointer, word(int(write)), word(2), word(1)])
+        self.builder.call(function, [pointer, word(int(write)), word(locality), word(1)])
 
     def spread(self, scalar: Any) -> Any:
         """The same number in every lane."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +21,35 @@ Reach = tuple[int, int]
 """How far a window reaches along one axis: (pixels before the centre, pixels after it)."""
 Cut = tuple[EllipsisType | slice, ...]
 """An index that cuts the spatial axes, which are the last ones: (..., slice, slice)."""
+ALL = -1
+"""Instead of a frame: compute results for every pixel, not for one frame (index along the first axis) alone."""
 
 
 def reaches(window: Sequence[int], mirrored: bool = False) -> list[Reach]:
     """The reach of the window along each axis; `mirrored` swaps the two sides."""
     sides = [(m // 2, m - m // 2 - 1) for m in window]
     return [(after, before) for before, after in sides] if mirrored else sides
+
+
+class ImageWindow(NamedTuple):
+    """An image as frames, rows and columns, and how far the window reaches along each of them."""
+
+    sizes: tuple[int, int, int]
+    reaches: tuple[Reach, Reach, Reach]
+
+    @property
+    def flat_reaches(self) -> tuple[int, ...]:
+        """(before, after) along each axis, in one tuple."""
+        return tuple(pixels for reach in self.reaches for pixels in reach)
+
+
+def image_window(size: Sequence[int], window: Sequence[int], mirrored: bool = False) -> ImageWindow:
+    """Sizes and reaches along three axes; a window reaches no farther than the image."""
+    clipped = [(min(b, n - 1), min(a, n - 1)) for (b, a), n in zip(reaches(window, mirrored), size, strict=True)]
+    missing = 3 - len(clipped)
+    t, y, x = [(0, 0)] * missing + clipped
+    frames, height, width = [1] * missing + list(size)
+    return ImageWindow((frames, height, width), (t, y, x))
 
 
 def sizes(value: int | Sequence[int], dims: int, name: str) -> tuple[int, ...]:
@@ -48,10 +72,6 @@ def accumulator(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
-ALL = -1
-"""Instead of a frame: compute results for every pixel, not for one frame (index along the first axis) alone."""
-
-
 def at_frame(x: Tensor, frame: int) -> Tensor:
     """The pixels to compute results for: maps (B, C, *S), or one frame of them, (B, C, 1, *S[1:])."""
     return x if frame == ALL else x.narrow(2, frame, 1)
@@ -62,11 +82,23 @@ def take_frame(x: Tensor, frame: int) -> Tensor:
     return x if frame == ALL else x.select(2, frame)
 
 
-def only_at_frame(x: Tensor, frame: int, size: int) -> Tensor:
-    """The adjoint of take_frame: maps (B, C, *S) with x at the frame, and zeros in the other frames."""
-    if frame == ALL or x.numel() == 0:
-        return x
-    maps = x.new_zeros(*x.shape[:2], size, *x.shape[2:])
+def empty_penalty(q: Tensor, keep: bool, frame: int) -> tuple[Tensor, Tensor]:
+    """(t, the window sum before the gate if `keep`, else nothing) of b12, without numbers."""
+    out = torch.empty_like(take_frame(q, frame), memory_format=torch.contiguous_format)
+    return out, torch.empty_like(out) if keep else q.new_empty(0)
+
+
+def of_all_frames(grad: Tensor, ungated: Tensor, gate: bool, frame: int, frames: int) -> tuple[Tensor, Tensor]:
+    """The adjoint of take_frame for what b12's backward takes: zeros in the other frames."""
+    if gate and ungated.numel() == 0 and grad.numel():
+        raise RuntimeError("A gradient through the gate needs keep=True.")
+    if frame == ALL:
+        return grad, ungated
+    return _only_at_frame(grad, frame, frames), _only_at_frame(ungated, frame, frames) if gate else ungated
+
+
+def _only_at_frame(x: Tensor, frame: int, frames: int) -> Tensor:
+    maps = x.new_zeros(*x.shape[:2], frames, *x.shape[2:])
     maps.select(2, frame).copy_(x)
     return maps
 
@@ -134,6 +166,11 @@ def box_sum_and_spread(
         total = axis_sum(total, axis, reach, at)
     assert spread is not None  # a window has at least one axis
     return total, spread
+
+
+def touched(bad: Tensor, window: Sequence[int], mirrored: bool = False) -> Tensor:
+    """Pixels whose window holds one that is bad."""
+    return box_sum(bad.to(torch.float64), reaches(window, mirrored)) > 0.5
 
 
 def offsets(window: Sequence[Reach], size: Sequence[int], centre: bool) -> Iterator[tuple[int, ...]]:

@@ -13,14 +13,24 @@ maps in t, and as many in weight, than labels that pay: several frames' worth of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops.registry import Operator
+from deepmrf.ops.registry import Implementation, Operator, Pair
 from deepmrf.ops.window import Cut, reaches
+
+
+class Arguments(NamedTuple):
+    """The operator's arguments; see the head of this module."""
+
+    t: Tensor
+    weight: Tensor
+    bias: Tensor
+    contexts: int
+
 
 _CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
@@ -58,77 +68,46 @@ def window_convolution(x: Tensor, weight: Tensor) -> Tensor:
     return convolve(functional.pad(x, border), weight)
 
 
-def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
+def _forward(a: Arguments) -> Pair:
     """(o14, which of the K patterns is active as uint8)."""
-    o13 = window_convolution(t, weight).add_(bias.view(-1, *[1] * (t.dim() - 2)))  # (B, L * K, *S)
-    smallest = o13.view(len(t), -1, contexts, *t.shape[2:]).min(2)  # (B, L, *S)
+    o13 = window_convolution(a.t, a.weight).add_(a.bias.view(-1, *[1] * (a.t.dim() - 2)))  # (B, L * K, *S)
+    smallest = o13.view(len(o13), -1, a.contexts, *o13.shape[2:]).min(2)  # (B, L, *S)
     return smallest.values, smallest.indices.to(torch.uint8)
 
 
-def _backward(
-    grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, contexts: int, t_too: bool, weight_too: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to t, weight (each empty unless asked for) and bias.
-
-    Only the active pattern of each label and pixel gets the gradient, then the two adjoints of the convolution.
-    """
-    spread = grad.new_zeros(grad.shape[0], grad.shape[1], contexts, *grad.shape[2:])
-    spread.scatter_(2, active.long().unsqueeze(2), grad.unsqueeze(2))
-    spread = spread.flatten(1, 2)  # (B, L * K, *S)
-    sides = reaches(weight.shape[2:])
-    padded = functional.pad(t, [side for before_after in reversed(sides) for side in before_after])
-    ones, zeros = [1] * (t.dim() - 2), [0] * (t.dim() - 2)
-    grad_padded, grad_weight, _ = torch.ops.aten.convolution_backward(
-        spread, padded, weight, None, ones, zeros, ones, False, zeros, 1, [t_too, weight_too, False]
-    )
-    cut: Cut = (..., *[slice(before, before + n) for (before, _), n in zip(sides, t.shape[2:], strict=True)])
-    grad_t = grad_padded[cut].contiguous() if t_too else t.new_empty(0)
-    return grad_t, grad_weight if weight_too else t.new_empty(0), spread.sum((0, *range(2, spread.dim())))
-
-
-def _fake(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
-    out = t.new_empty(t.shape[0], weight.shape[0] // contexts, *t.shape[2:])
+def _fake(a: Arguments) -> Pair:
+    out = a.t.new_empty(a.t.shape[0], a.weight.shape[0] // a.contexts, *a.t.shape[2:])
     return out, torch.empty_like(out, dtype=torch.uint8)
 
 
-def _fake_backward(
-    grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, contexts: int, t_too: bool, weight_too: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.empty_like(t, memory_format=torch.contiguous_format) if t_too else t.new_empty(0),
-        torch.empty_like(weight) if weight_too else t.new_empty(0),
-        weight.new_empty(weight.shape[0]),
+def _backward(grad: Tensor, active: Tensor, a: Arguments, needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    """Only the active pattern of each label and pixel gets the gradient, then the two adjoints of the convolution."""
+    spread = grad.new_zeros(grad.shape[0], grad.shape[1], a.contexts, *grad.shape[2:])
+    spread.scatter_(2, active.long().unsqueeze(2), grad.unsqueeze(2))
+    spread = spread.flatten(1, 2)  # (B, L * K, *S)
+    sides = reaches(a.weight.shape[2:])
+    padded = functional.pad(a.t, [side for before_after in reversed(sides) for side in before_after])
+    ones, zeros = [1] * (a.t.dim() - 2), [0] * (a.t.dim() - 2)
+    grad_padded, grad_weight, _ = torch.ops.aten.convolution_backward(
+        spread, padded, a.weight, None, ones, zeros, ones, False, zeros, 1, [*needed[:2], False]
     )
-
-
-def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    t, weight, _, ctx.contexts = inputs
-    ctx.save_for_backward(output[1], t, weight)
-
-
-def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    t_too, weight_too = ctx.needs_input_grad[:2]
-    t_, weight_, bias_ = operator.backward(grad, *ctx.saved_tensors, ctx.contexts, t_too, weight_too)
-    return t_ if t_too else None, weight_ if weight_too else None, bias_, None
+    cut: Cut = (..., *[slice(before, before + n) for (before, _), n in zip(sides, a.t.shape[2:], strict=True)])
+    grad_t = grad_padded[cut].contiguous() if needed[0] else None
+    return grad_t, grad_weight, spread.sum((0, *range(2, spread.dim())))
 
 
 operator = Operator(
     "label_contexts",
-    _forward,
-    _backward,
-    fake=_fake,
-    fake_backward=_fake_backward,
-    save=_save,
-    gradients=_gradients,
+    Arguments,
+    Implementation("torch", _forward, _backward),
+    _fake,
     kernels={"triton": "deepmrf.ops.contexts.gpu", "numba": "deepmrf.ops.contexts.cpu"},
-    decided_by=("t", "weight", "contexts"),
 )
 
 
 def label_contexts(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> Tensor:
     """b13 and b14; see the head of this module. Returns o14 (B, L, *S)."""
     if t.dim() - 2 <= 3:
-        result: Tensor = operator(t, weight, bias, contexts)[0]
-        return result
+        return operator(t, weight, bias, contexts)
     o13 = window_convolution(t, weight) + bias.view(-1, *[1] * (t.dim() - 2))
     return o13.view(len(t), -1, contexts, *t.shape[2:]).min(2).values

@@ -14,7 +14,7 @@ The kernels are compiled on their first use: cpu_transforms.py, cpu_tiles.py and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops import contexts as plain
+from deepmrf.ops.contexts import Arguments, operator
 from deepmrf.ops.jobs import empty, run_jobs
-from deepmrf.ops.registry import Implementation, installed
-from deepmrf.ops.window import Reach, reaches
+from deepmrf.ops.registry import Implementation, Pair, installed
+from deepmrf.ops.window import Reach, image_window, reaches
 
 TILE_SIDES = ((5, 16), (16, 32), (40, 64))
 """(longest filter, P): the tile for a filter, by measurement for 2 to 21 labels on two cores."""
@@ -38,12 +38,9 @@ MAX_FILTER_SUMS = 8
 """Parts of the gradient to the filters, each of which takes the memory of their spectra."""
 
 
-def _clipped_reaches(t: Tensor, weight: Tensor) -> list[Reach]:
-    """The reach of the filters along each axis, no farther than the image."""
-    return [
-        (min(before, n - 1), min(after, n - 1))
-        for (before, after), n in zip(reaches(weight.shape[2:]), t.shape[2:], strict=True)
-    ]
+def _clipped_reaches(t: Tensor, weight: Tensor) -> tuple[Reach, ...]:
+    """The reach of the filters along both axes, no farther than the image."""
+    return image_window(t.shape[2:], weight.shape[2:]).reaches[1:]
 
 
 def _rows(count: int) -> int:
@@ -77,10 +74,7 @@ class _Plan:
         self.side = next(side for longest, side in TILE_SIDES if max(self.window) <= longest)
         self.dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
         self.lanes = 8 if self.dtype == torch.float64 else 16
-        self.size, self.vector = (
-            (0,) * self.side,
-            (0,) * self.lanes,
-        )  # tuples of these lengths, as the kernels take them
+        self.size, self.vector = (0,) * self.side, (0,) * self.lanes  # the kernels take the lengths of these
         self.frequencies = self.side**2 // 2 + 2
         inside = [self.side - n + 1 for n in self.window]
         across = [-(-n // m) for n, m in zip(t.shape[2:], inside, strict=True)]
@@ -130,70 +124,67 @@ def _in_passes(weight: Any, contexts: int) -> tuple[Any, int, int]:
     return weight.swapaxes(1, 2).reshape(passes, labels * block, *weight.shape[3:]), block, rows
 
 
-def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
-    if not _possible(t, weight):
-        return plain._forward(t, weight, bias, contexts)
+def _forward(a: Arguments) -> Pair:
+    if not _possible(a):
+        return operator.plain.forward(a)
     from deepmrf.ops.contexts.cpu_kernels import forward_tiles
 
-    plan = _Plan(t, weight)
-    filters, block, rows = _in_passes(plan.cropped(weight), contexts)
+    plan = _Plan(a.t, a.weight)
+    filters, block, rows = _in_passes(plan.cropped(a.weight), a.contexts)
     spectra = plan.spectra(filters)
-    image, biases = _array(t, plan.dtype), _array(bias, plan.dtype)
-    shape = (t.shape[0], weight.shape[0] // contexts, *t.shape[2:])
+    image, biases = _array(a.t, plan.dtype), _array(a.bias, plan.dtype)
+    shape = (a.t.shape[0], a.weight.shape[0] // a.contexts, *a.t.shape[2:])
     out, active = empty(shape, plan.dtype), empty(shape, torch.uint8)
     corner = tuple(-before for before, _ in plan.reaches)
 
     def work(start: int, stop: int) -> None:
         forward_tiles(
-            plan.size, (0,) * rows, image, spectra, plan.vector, block, biases, contexts, corner, plan.grid,
+            plan.size, (0,) * rows, image, spectra, plan.vector, block, biases, a.contexts, corner, plan.grid,
             out.numpy(), active.numpy(), start, stop,
         )  # fmt: skip
 
     _in_parts(work, plan.groups, 4 * torch.get_num_threads())
-    return out.to(t.dtype), active
+    return out.to(a.t.dtype), active
 
 
-def _backward(
-    grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, contexts: int, t_too: bool, weight_too: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    if not _possible(t, weight):
-        return plain._backward(grad, active, t, weight, contexts, t_too, weight_too)
+def _backward(grad: Tensor, active: Tensor, a: Arguments, needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    if not _possible(a):
+        return operator.plain.backward(grad, active, a, needed)
     from deepmrf.ops.contexts.cpu_kernels import backward_tiles
 
-    plan = _Plan(t, weight)
-    labels, patterns = t.shape[1], weight.shape[0]
+    plan = _Plan(a.t, a.weight)
+    t_too, weight_too, _ = needed
+    labels, patterns = a.t.shape[1], a.weight.shape[0]
     rows = _rows(labels)
     block = -(-labels // rows) * rows
-    grads, image, which = _array(grad, plan.dtype), _array(t, plan.dtype), _array(active, torch.uint8)
-    grad_bias = _bias_gradient(grads, which, contexts).view(len(t), patterns).sum(0).to(weight.dtype)
-    grad_t, grad_weight = t.new_empty(0), t.new_empty(0)
+    grads, image, which = _array(grad, plan.dtype), _array(a.t, plan.dtype), _array(active, torch.uint8)
+    grad_bias = _bias_gradient(grads, which, a.contexts).view(len(grad), patterns).sum(0)
     if not t_too and not weight_too:
-        return grad_t, grad_weight, grad_bias
+        return None, None, grad_bias
 
     spectra = np.empty((1, plan.frequencies, 2, 1), grads.dtype)  # not read unless t_too
     if t_too:
-        flipped = _with_zeros(plan.cropped(weight)[:, :, ::-1, ::-1], 1, block - labels)
+        flipped = _with_zeros(plan.cropped(a.weight)[:, :, ::-1, ::-1], 1, block - labels)
         spectra = plan.spectra(flipped.reshape(1, patterns * block, *plan.window))
-    out = empty(t.shape if t_too else (1, 1, 1, 1), plan.dtype)
+    out = empty(a.t.shape if t_too else (1, 1, 1, 1), plan.dtype)
     corner = tuple(-after for _, after in plan.reaches)
     sums_shape = (plan.frequencies if weight_too else 1, -(-patterns // plan.lanes), block, 2, plan.lanes)
 
     def work(start: int, stop: int) -> Any:
         sums = np.zeros(sums_shape, grads.dtype)
         backward_tiles(
-            plan.size, (0,) * rows, grads, which, image, spectra, plan.vector, block, contexts, corner, plan.grid,
+            plan.size, (0,) * rows, grads, which, image, spectra, plan.vector, block, a.contexts, corner, plan.grid,
             out.numpy(), sums, t_too, weight_too, start, stop,
         )  # fmt: skip
         return sums
 
     # One part per thread, whichever finishes first: the sums over tiles are then the same in every run.
     sums = _in_parts(work, plan.groups, min(torch.get_num_threads(), MAX_FILTER_SUMS))
-    if t_too:
-        grad_t = out.to(t.dtype)
+    grad_weight = None
     if weight_too:
         filters = _filters_from_spectra(plan, sum(sums[1:], start=sums[0]))[:labels, ..., :patterns]
-        grad_weight = plan.uncropped(filters.permute(3, 0, 1, 2).flip(2, 3)).to(weight.dtype)
-    return grad_t, grad_weight, grad_bias
+        grad_weight = plan.uncropped(filters.permute(3, 0, 1, 2).flip(2, 3))
+    return out, grad_weight, grad_bias
 
 
 def _bias_gradient(grad: Any, active: Any, contexts: int) -> Tensor:
@@ -220,23 +211,23 @@ def _filters_from_spectra(plan: _Plan, spectra: Any) -> Tensor:
     return torch.from_numpy(filters)
 
 
-def _possible(t: Tensor, weight: Tensor) -> bool:
+def _possible(a: Arguments) -> bool:
     """Can these run here at all? Two axes, on the CPU, not empty, filters that fit into a tile."""
     return (
-        t.device.type == "cpu"
-        and t.dim() == 4
-        and t.is_floating_point()
-        and t.numel() > 0
-        and weight.numel() > 0
-        and all(before + after < TILE_SIDES[-1][0] for before, after in _clipped_reaches(t, weight))
+        a.t.device.type == "cpu"
+        and a.t.dim() == 4
+        and a.t.is_floating_point()
+        and a.t.numel() > 0
+        and a.weight.numel() > 0
+        and all(before + after < TILE_SIDES[-1][0] for before, after in _clipped_reaches(a.t, a.weight))
     )
 
 
-def _suits(t: Tensor, weight: Tensor, contexts: int) -> bool:
-    if not _possible(t, weight):
+def _suits(a: Arguments) -> bool:
+    if not _possible(a):
         return False
-    taps = math.prod(before + after + 1 for before, after in _clipped_reaches(t, weight))
-    work = t[:, 0].numel() * weight.shape[0] * weight.shape[1] * taps
+    taps = math.prod(before + after + 1 for before, after in _clipped_reaches(a.t, a.weight))
+    work = a.t[:, 0].numel() * a.weight.shape[0] * a.weight.shape[1] * taps
     return work >= MIN_WORK and installed("numba")
 
 

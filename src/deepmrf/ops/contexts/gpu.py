@@ -23,14 +23,15 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from deepmrf.ops import contexts as plain
+from deepmrf.ops.contexts import Arguments, operator
 from deepmrf.ops.launch import DTYPES, interpreted, largest_bits, on_device, parts, power_of_two, runs_on
-from deepmrf.ops.registry import Implementation
+from deepmrf.ops.registry import Implementation, Pair
 from deepmrf.ops.window import reaches
 
 MIN_WORK = 4e9
@@ -56,8 +57,9 @@ def _splits(t: Tensor) -> bool:
     return t.dtype == torch.float32 and not rounds
 
 
-def _suits(t: Tensor, weight: Tensor, contexts: int) -> bool:
+def _suits(a: Arguments) -> bool:
     """2-D, at most float32, on a GPU with matrix units, and large enough to pay for the launches."""
+    t, weight, contexts = a.t, a.weight, a.contexts
     if t.dim() != 4 or t.numel() == 0 or not 1 <= contexts <= MAX_SLOTS or not runs_on(t):
         return False
     if weight.shape[0] != t.shape[1] * contexts:  # more maps than labels that pay
@@ -234,8 +236,8 @@ def _correlate(
 
 
 @on_device
-def _forward(t: Tensor, weight: Tensor, bias: Tensor, contexts: int) -> tuple[Tensor, Tensor]:
-    """(o14, which of the K patterns is active as uint8)."""
+def _forward(a: Arguments) -> Pair:
+    t, weight, bias, contexts = a
     if t.dim() != 4 or contexts > MAX_SLOTS or t.dtype not in DTYPES:
         raise ValueError(
             f"The triton implementation of label contexts takes t (B, L, H, W) of at most 32 bits and K <= {MAX_SLOTS},"
@@ -279,19 +281,19 @@ def _gradient_tile(device: torch.device) -> GradientTile:
 
 
 @on_device
-def _backward(
-    grad: Tensor, active: Tensor, t: Tensor, weight: Tensor, contexts: int, t_too: bool, weight_too: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to t, weight (each empty unless asked for) and bias."""
-    if _splits(t):
-        return plain._backward(grad, active, t, weight, contexts, t_too, weight_too)
-    grad, active, t, weight = grad.contiguous(), active.contiguous(), t.contiguous(), weight.contiguous()
+def _backward(grad: Tensor, active: Tensor, a: Arguments, needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    if _splits(a.t):
+        return operator.plain.backward(grad, active, a, needed)
+    t_too, weight_too, _ = needed
+    grad, active, t, weight, contexts = (
+        grad.contiguous(), active.contiguous(), a.t.contiguous(), a.weight.contiguous(), a.contexts
+    )  # fmt: skip
     batch, labels, height, width = t.shape
     tall, wide = int(weight.shape[2]), int(weight.shape[3])
     grad_bias, grad_bits = _bias_gradient(grad, active, contexts)
-    grad_t, grad_weight = t.new_empty(0), t.new_empty(0)
+    grad_t = grad_weight = None
     if not t_too and not weight_too:
-        return grad_t, grad_weight, grad_bias.to(weight.dtype)
+        return grad_t, grad_weight, grad_bias
 
     back = make_plan(labels * contexts, tall, wide, labels, 1, adjoint=True)
     front = make_plan(labels, tall, wide, labels, contexts)
@@ -320,8 +322,8 @@ def _backward(
         rows = _rows(t, front, columns, (before_y, before_x), lines, slack)
         first = (after_y * columns + after_x) * back.channels  # the pixel of spread that meets the first of rows
         total = _filter_gradient(spread, first, rows, labels * contexts, back, front, cut, sums, pixels_each)
-        grad_weight = _unpacked(total, front, labels, tall, wide).to(weight.dtype).contiguous()
-    return grad_t, grad_weight, grad_bias.to(weight.dtype)
+        grad_weight = _unpacked(total, front, labels, tall, wide).contiguous()
+    return grad_t, grad_weight, grad_bias
 
 
 def _filter_gradient(

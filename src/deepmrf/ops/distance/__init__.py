@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops.registry import Operator, needs_gradient
+from deepmrf.ops.registry import Implementation, Operator, Pair, needs_gradient
 from deepmrf.ops.window import (
     ALL,
     Cut,
@@ -31,10 +31,26 @@ from deepmrf.ops.window import (
     at_frame,
     box_sum,
     box_sum_and_spread,
-    only_at_frame,
+    empty_penalty,
+    of_all_frames,
     reaches,
-    take_frame,
 )
+
+
+class Arguments(NamedTuple):
+    """The operator's arguments; see the head of this module."""
+
+    q: Tensor
+    features: Tensor
+    weights: Tensor
+    window: Sequence[int]
+    spacing: Sequence[float]
+    """The distance between pixels along each axis."""
+    gate: bool
+    keep: bool
+    """Is the window sum before the gate a second result? The gate's gradient needs it again."""
+    frame: int = ALL
+
 
 CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 """Temporaries a chunk of labels may take: memory then grows neither with the window nor with the labels."""
@@ -109,126 +125,51 @@ class _Sums:
         return torch.cat(parts, dim=1) if parts else torch.zeros_like(features)
 
 
-def _forward(
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    keep: bool,
-    frame: int = ALL,
-) -> tuple[Tensor, Tensor]:
-    """(t, the window sum before the gate if `keep`, else nothing): the gate's gradient needs that sum again."""
-    dtype = accumulator(q)
-    real = _centred(features, dtype)
-    w_colour, w_position, w_bias = weights.to(dtype)
-    out = torch.empty_like(at_frame(q, frame), memory_format=torch.contiguous_format)
-    ungated = torch.empty_like(out) if keep else q.new_empty(0)
-    for chunk in _label_chunks(q, 8 + features.shape[1]):
-        part = q[:, chunk].to(dtype)
-        sums = _Sums(part, real, reaches(window), spacing, frame)
+def _forward(a: Arguments) -> Pair:
+    dtype = accumulator(a.q)
+    real = _centred(a.features, dtype)
+    w_colour, w_position, w_bias = a.weights.to(dtype)
+    out, ungated = empty_penalty(a.q, a.keep, a.frame)
+    for chunk in _label_chunks(a.q, 8 + real.shape[1]):
+        part = a.q[:, chunk].to(dtype)
+        sums = _Sums(part, real, reaches(a.window), a.spacing, a.frame)
         total = sums.colour.mul_(w_colour).add_(sums.position.mul_(w_position))
-        if keep:
-            ungated[:, chunk] = total
-        out[:, chunk] = (total.mul_(at_frame(part, frame)) if gate else total).add_(w_bias)
-    return (out, ungated) if frame == ALL else (out.squeeze(2), ungated.squeeze(2) if keep else ungated)
+        shape = out[:, chunk].shape  # without an axis for a single frame
+        if a.keep:
+            ungated[:, chunk] = total.view(shape)
+        out[:, chunk] = (total.mul_(at_frame(part, a.frame)) if a.gate else total).add_(w_bias).view(shape)
+    return out, ungated
 
 
-def _backward(
-    grad: Tensor,
-    ungated: Tensor,
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    features_too: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to q, features (empty unless asked for) and weights."""
-    dtype = accumulator(q)
-    real = _centred(features, dtype)
-    w_colour, w_position, _ = weights.to(dtype)
-    grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
-    grad_features = torch.zeros_like(real) if features_too else real.new_empty(0)
-    grad_weights = torch.zeros(3, dtype=dtype, device=q.device)
-    for chunk in _label_chunks(q, 2 * (8 + features.shape[1])):
-        x, g = q[:, chunk].to(dtype), grad[:, chunk].to(dtype)
-        pulled = g * x if gate else g  # what reaches the window sum
-        back = _Sums(pulled, real, reaches(window, mirrored=True), spacing)
+def _backward(grad: Tensor, ungated: Tensor, a: Arguments, needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    dtype = accumulator(a.q)
+    real = _centred(a.features, dtype)
+    w_colour, w_position, _ = a.weights.to(dtype)
+    grad_q = torch.empty_like(a.q, memory_format=torch.contiguous_format)
+    grad_features = torch.zeros_like(real) if needed[1] else None
+    grad_weights = torch.zeros(3, dtype=dtype, device=grad.device)
+    for chunk in _label_chunks(a.q, 2 * (8 + real.shape[1])):
+        x, g = a.q[:, chunk].to(dtype), grad[:, chunk].to(dtype)
+        pulled = g * x if a.gate else g  # what reaches the window sum
+        back = _Sums(pulled, real, reaches(a.window, mirrored=True), a.spacing)
         grad_x = back.colour * w_colour + back.position * w_position
-        if gate:
+        if a.gate:
             grad_x.addcmul_(g, ungated[:, chunk].to(dtype))
         grad_q[:, chunk] = grad_x
         grad_weights += torch.stack([(back.colour * x).sum(), (back.position * x).sum(), g.sum()])
-        if features_too:
-            ahead = _Sums(x, real, reaches(window), spacing)
+        if grad_features is not None:
+            ahead = _Sums(x, real, reaches(a.window), a.spacing)
             grad_features += 2 * w_colour * (ahead.pull(pulled, real) + back.pull(x, real))
-    return grad_q, grad_features.to(q.dtype if features_too else dtype), grad_weights.to(weights.dtype)
-
-
-def _fake(
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    keep: bool,
-    frame: int = ALL,
-) -> tuple[Tensor, Tensor]:
-    out = torch.empty_like(take_frame(q, frame), memory_format=torch.contiguous_format)
-    return out, torch.empty_like(out) if keep else q.new_empty(0)
-
-
-def _fake_backward(
-    grad: Tensor,
-    ungated: Tensor,
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    features_too: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_features = (
-        features.new_empty(features.shape, dtype=q.dtype) if features_too else q.new_empty(0, dtype=accumulator(q))
-    )
-    return torch.empty_like(q, memory_format=torch.contiguous_format), grad_features, torch.empty_like(weights)
-
-
-def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    q, features, weights, ctx.window, ctx.spacing, ctx.gate, keep, ctx.frame = inputs
-    if ctx.gate and not keep:
-        raise RuntimeError("deepmrf::distance_penalty needs keep=True for a gradient through the gate.")
-    ctx.set_materialize_grads(False)  # zeros for the gradient to the ungated sum would be a tensor as large as q
-    ctx.save_for_backward(output[1], q, features, weights)
-
-
-def _gradients(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 8
-    ungated, q, features, weights = ctx.saved_tensors
-    features_too = ctx.needs_input_grad[1]
-    grad, ungated = (only_at_frame(x, ctx.frame, q.shape[2]) for x in (grad, ungated))
-    q_, features_, weights_ = operator.backward(
-        grad, ungated, q, features, weights, ctx.window, ctx.spacing, ctx.gate, features_too
-    )
-    return q_, features_ if features_too else None, weights_, None, None, None, None, None
+    return grad_q, grad_features, grad_weights
 
 
 operator = Operator(
     "distance_penalty",
-    _forward,
-    _backward,
-    fake=_fake,
-    fake_backward=_fake_backward,
-    save=_save,
-    gradients=_gradients,
+    Arguments,
+    Implementation("torch", _forward, _backward),
+    lambda a: empty_penalty(a.q, a.keep, a.frame),
     kernels={"triton": "deepmrf.ops.distance.gpu", "numba": "deepmrf.ops.distance.cpu"},
-    decided_by=("q", "features", "weights", "window"),
+    prepare=lambda grad, ungated, a: of_all_frames(grad, ungated, a.gate, a.frame, a.q.shape[2]),
 )
 
 
@@ -245,5 +186,4 @@ def distance_penalty(
     steps = list(spacing) if spacing is not None else [1.0] * len(window)
     keep = gate and needs_gradient(q, features, weights)
     only = ALL if frame is None else frame
-    result: Tensor = operator(q, features, weights, list(window), steps, gate, keep, only)[0]
-    return result
+    return operator(q, features, weights, list(window), steps, gate, keep, only)

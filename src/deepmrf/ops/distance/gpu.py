@@ -30,19 +30,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from deepmrf.ops.launch import (
-    ImageWindow,
-    image_window,
-    interpreted,
-    on_device,
-    parts,
-    power_of_two,
-    processors,
-    runs_on,
-    squared_spacing,
-)
-from deepmrf.ops.registry import Implementation
-from deepmrf.ops.window import ALL, Reach, accumulator, reaches
+from deepmrf.ops.distance import Arguments
+from deepmrf.ops.launch import interpreted, on_device, parts, power_of_two, processors, runs_on, squared_spacing
+from deepmrf.ops.registry import Implementation, Pair
+from deepmrf.ops.window import ALL, ImageWindow, Reach, empty_penalty, image_window
 
 MAX_FEATURES = 4
 """A feature costs a sum per column in registers."""
@@ -135,12 +126,10 @@ def make_plan(shape: tuple[int, ...], features: int, window: tuple[int, ...], ki
     )  # fmt: skip
 
 
-def _suits(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) -> bool:
-    if not runs_on(q) or q.dim() not in (3, 4, 5) or features.shape[1] > MAX_FEATURES or q.numel() == 0:
+def _suits(a: Arguments) -> bool:
+    if not runs_on(a.q) or a.q.dim() not in (3, 4, 5) or a.features.shape[1] > MAX_FEATURES or a.q.numel() == 0:
         return False
-    width = q.shape[-1]
-    ((before, after),) = reaches(window[-1:])
-    return _columns(width, (min(before, width - 1), min(after, width - 1)))[0] <= MAX_COLUMNS
+    return _columns(a.q.shape[-1], image_window(a.q.shape[2:], a.window).reaches[2])[0] <= MAX_COLUMNS
 
 
 def _shifted(features: Tensor, plan: Plan) -> Tensor:
@@ -161,107 +150,69 @@ def _shifted(features: Tensor, plan: Plan) -> Tensor:
 
 
 def _launch(
-    plan: Plan,
-    x: Tensor,
-    q: Tensor,
-    shifted: Tensor,
-    weights: Tensor,
-    spacing: Sequence[float],
-    gate: bool,
-    out: Tensor,
-    ungated: Tensor,
-    partials: Tensor,
-    keep: bool = False,
-    back: bool = False,
-    frame: int = ALL,
+    a: Arguments, plan: Plan, x: Tensor, shifted: Tensor, out: Tensor, ungated: Tensor, partials: Tensor | None = None
 ) -> None:
     """Sum x into out.
 
     Forward: x is q, and `keep` writes the sum before the gate to `ungated`.
-    `back`: x is the gradient, `ungated` is read, and `partials` gets each program's share of the weights' gradients.
+    With partials: x is the gradient, `ungated` is read, and `partials` gets each program's share of the weights'
+    gradients.
     """
     from deepmrf.ops.distance import gpu_kernels as kernels
 
     frames, height, width = plan.window.sizes
-    first, shown = (0, frames) if frame == ALL else (frame, 1)
-    kernels.window_sums[(q.shape[0] * shown * plan.groups * plan.strips,)](
-        x, q, shifted, weights, out, ungated, partials, q.shape[1], frames, height, width, first, shown,
-        plan.strip, plan.strips, plan.groups, shifted.shape[1] * shifted.shape[2] * shifted.shape[3],
-        *plan.window.flat_reaches, *squared_spacing(spacing), BACK=back, GATE=gate, KEEP=keep, FRAMES=frames > 1,
-        F=shifted.shape[2], G=plan.labels, NB=plan.stretches, K=plan.stretch,
-        UNROLL=1 if interpreted() else UNROLLED_ROWS, STAGES=plan.rows_in_flight, num_warps=plan.warps,
-        maxnreg=plan.registers,
+    back = partials is not None
+    first, shown = (0, frames) if a.frame == ALL or back else (a.frame, 1)
+    kernels.window_sums[(a.q.shape[0] * shown * plan.groups * plan.strips,)](
+        x, a.q, shifted, a.weights, out, ungated, out if partials is None else partials, a.q.shape[1], frames, height,
+        width, first, shown, plan.strip, plan.strips, plan.groups,
+        shifted.shape[1] * shifted.shape[2] * shifted.shape[3], *plan.window.flat_reaches, *squared_spacing(a.spacing),
+        BACK=back, GATE=a.gate, KEEP=a.keep and not back, FRAMES=frames > 1, F=shifted.shape[2], G=plan.labels,
+        NB=plan.stretches, K=plan.stretch, UNROLL=1 if interpreted() else UNROLLED_ROWS, STAGES=plan.rows_in_flight,
+        num_warps=plan.warps, maxnreg=plan.registers,
     )  # fmt: skip
 
 
 @on_device
-def _forward(
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    keep: bool,
-    frame: int = ALL,
-) -> tuple[Tensor, Tensor]:
-    q = q.contiguous()
-    plan = make_plan(q.shape, features.shape[1], tuple(window), "forward", q.device)
-    out = torch.empty_like(q if frame == ALL else q.select(2, frame), memory_format=torch.contiguous_format)
-    ungated = torch.empty_like(out) if keep else q.new_empty(0)
-    shifted = _shifted(features, plan)
-    _launch(plan, q, q, shifted, weights.contiguous(), spacing, gate, out, ungated, out, keep=keep, frame=frame)
+def _forward(a: Arguments) -> Pair:
+    a = a._replace(q=a.q.contiguous(), weights=a.weights.contiguous())
+    plan = make_plan(a.q.shape, a.features.shape[1], tuple(a.window), "forward", a.q.device)
+    out, ungated = empty_penalty(a.q, a.keep, a.frame)
+    _launch(a, plan, a.q, _shifted(a.features, plan), out, ungated)
     return out, ungated
 
 
 @on_device
-def _backward(
-    grad: Tensor,
-    ungated: Tensor,
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    features_too: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, grad, ungated, weights = q.contiguous(), grad.contiguous(), ungated.contiguous(), weights.contiguous()
-    plan = make_plan(q.shape, features.shape[1], tuple(window), "backward", q.device)
-    grad_q = torch.empty_like(q)
-    programs = q.shape[0] * plan.window.sizes[0] * plan.groups * plan.strips
-    partials = torch.empty((programs, 3), dtype=torch.float32, device=q.device)
-    shifted = _shifted(features, plan)
-    _launch(plan, grad, q, shifted, weights, spacing, gate, grad_q, ungated, partials, back=True)
-    grad_weights = partials.sum(0, dtype=torch.float64).to(weights.dtype)
-    if features_too:
-        grad_features = _feature_gradient(grad, q, shifted[0], weights, window, gate).view(features.shape)
-    else:
-        grad_features = q.new_empty(0, dtype=accumulator(q))
-    return grad_q, grad_features, grad_weights
+def _backward(grad: Tensor, ungated: Tensor, a: Arguments, needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    a = a._replace(q=a.q.contiguous(), weights=a.weights.contiguous())
+    grad, ungated = grad.contiguous(), ungated.contiguous()
+    plan = make_plan(a.q.shape, a.features.shape[1], tuple(a.window), "backward", a.q.device)
+    grad_q = torch.empty_like(a.q)
+    programs = a.q.shape[0] * plan.window.sizes[0] * plan.groups * plan.strips
+    partials = torch.empty((programs, 3), dtype=torch.float32, device=grad.device)
+    shifted = _shifted(a.features, plan)
+    _launch(a, plan, grad, shifted, grad_q, ungated, partials)
+    grad_features = _feature_gradient(a, grad, shifted[0]).view(a.features.shape) if needed[1] else None
+    return grad_q, grad_features, partials.sum(0, dtype=torch.float64)
 
 
-def _feature_gradient(
-    grad: Tensor, q: Tensor, centred: Tensor, weights: Tensor, window: Sequence[int], gate: bool
-) -> Tensor:
+def _feature_gradient(a: Arguments, grad: Tensor, centred: Tensor) -> Tensor:
     """The gradient to the features (B, F, pixels), from centred ones (B, F, rows of all frames, padded)."""
     from deepmrf.ops.distance import gpu_kernels as kernels
 
     images, maps = centred.shape[:2]
-    plan = make_plan(q.shape, maps, tuple(window), "pull", q.device)
+    plan = make_plan(a.q.shape, maps, tuple(a.window), "pull", grad.device)
     frames, height, width = plan.window.sizes
-    pull = torch.empty((images, plan.chunks, maps, frames * height * width), dtype=torch.float32, device=q.device)
-    if not maps:
-        return pull.new_empty((images, 0, frames * height * width), dtype=q.dtype)
-    for mirrored in (False, True):  # the second adds to the first
-        around = image_window(q.shape[2:], window, mirrored)
+    pull = torch.empty((images, plan.chunks, maps, frames * height * width), dtype=torch.float32, device=grad.device)
+    for mirrored in (False, True) if maps else ():  # the second adds to the first
+        around = image_window(a.q.shape[2:], a.window, mirrored)
         kernels.feature_pull[(images * frames * plan.chunks * plan.strips,)](
-            grad, q, centred, weights, pull, q.shape[1], frames, height, width, plan.strip, plan.strips, plan.groups,
-            plan.chunk, plan.chunks, *around.flat_reaches, MIRRORED=mirrored, GATE=gate, F=maps, G=plan.labels,
-            NB=plan.stretches, K=plan.stretch, UNROLL=1 if interpreted() else UNROLLED_ROWS, num_warps=plan.warps,
-            maxnreg=plan.registers,
+            grad, a.q, centred, a.weights, pull, a.q.shape[1], frames, height, width, plan.strip, plan.strips,
+            plan.groups, plan.chunk, plan.chunks, *around.flat_reaches, MIRRORED=mirrored, GATE=a.gate, F=maps,
+            G=plan.labels, NB=plan.stretches, K=plan.stretch, UNROLL=1 if interpreted() else UNROLLED_ROWS,
+            num_warps=plan.warps, maxnreg=plan.registers,
         )  # fmt: skip
-    return pull.sum(1).to(q.dtype)
+    return pull.sum(1)
 
 
 IMPLEMENTATION = Implementation("triton", _forward, _backward, _suits)

@@ -14,22 +14,23 @@ With `frame`, an index along the first axis, t is computed for the pixels j ther
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.ops.distance import unit_features
-from deepmrf.ops.registry import Operator, needs_gradient
+from deepmrf.ops.registry import Implementation, Operator, Pair, needs_gradient
 from deepmrf.ops.window import (
     ALL,
     Cut,
     Reach,
     accumulator,
     at_frame,
+    empty_penalty,
+    of_all_frames,
     offsets,
-    only_at_frame,
     overlap,
     reaches,
     take_frame,
@@ -61,6 +62,22 @@ def gaussian_penalty_reference(
     return (q * total if gate else total) * weights[0] + weights[1]
 
 
+class Arguments(NamedTuple):
+    """The operator's arguments; see the head of this module."""
+
+    q: Tensor
+    features: Tensor
+    weights: Tensor
+    bandwidths: Tensor
+    window: Sequence[int]
+    spacing: Sequence[float]
+    """The distance between pixels along each axis."""
+    gate: bool
+    keep: bool
+    """Is the weighted window sum before the gate a second result? The gate's gradient needs it again."""
+    frame: int = ALL
+
+
 def _working(q: Tensor) -> torch.dtype:
     """Sums of positive terms keep float32's precision; half precisions are raised to it."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -69,10 +86,10 @@ def _working(q: Tensor) -> torch.dtype:
 class _Similarity:
     """s(j, z) for one offset at a time."""
 
-    def __init__(self, features: Tensor, bandwidths: Tensor, spacing: Sequence[float], dtype: torch.dtype) -> None:
-        self.a, self.b = bandwidths.to(dtype)
-        self.spacing = spacing
-        self.features = unit_features(features, dtype)
+    def __init__(self, a: Arguments, dtype: torch.dtype) -> None:
+        self.a, self.b = a.bandwidths.to(dtype)
+        self.spacing = a.spacing
+        self.features = unit_features(a.features, dtype)
 
     def colour_step(self, j: Cut, z: Cut) -> Tensor:
         """I_j - I_z, (B, F, *S)."""
@@ -99,151 +116,56 @@ def _pairs(size: Sequence[int], window: Sequence[int], frame: int) -> Iterator[t
             yield offset, (..., slice(frame, frame + 1), *j[2:]), (..., slice(other, other + 1), *z[2:])
 
 
-def _window_sum(q: Tensor, similarity: _Similarity, window: Sequence[int], frame: int) -> Tensor:
-    total = torch.zeros_like(at_frame(q, frame), memory_format=torch.contiguous_format)
-    for offset, j, z in _pairs(q.shape[2:], window, frame):
+def _forward(a: Arguments) -> Pair:
+    dtype = _working(a.q)
+    x, (w, w_bias), similarity = a.q.to(dtype), a.weights.to(dtype), _Similarity(a, dtype)
+    total = torch.zeros_like(at_frame(x, a.frame), memory_format=torch.contiguous_format)
+    for offset, j, z in _pairs(x.shape[2:], a.window, a.frame):
         s = similarity(similarity.colour_step(j, z), similarity.squared(offset))
-        to = j if frame == ALL else (..., slice(None), *j[2:])
-        total[to].addcmul_(s, q[z])
-    return total
+        total[j if a.frame == ALL else (..., slice(None), *j[2:])].addcmul_(s, x[z])
+    total = (total if a.frame == ALL else total.squeeze(2)).mul_(w)
+    ungated = total.to(a.q.dtype, copy=True) if a.keep else a.q.new_empty(0)
+    return (total.mul_(take_frame(x, a.frame)) if a.gate else total).add_(w_bias).to(a.q.dtype), ungated
 
 
-def _forward(
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    bandwidths: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    keep: bool,
-    frame: int = ALL,
-) -> tuple[Tensor, Tensor]:
-    """(t, the weighted window sum before the gate if `keep`, else nothing)."""
-    dtype = _working(q)
-    x, (w, w_bias) = q.to(dtype), weights.to(dtype)
-    total = _window_sum(x, _Similarity(features, bandwidths, spacing, dtype), window, frame).mul_(w)
-    if frame != ALL:
-        x, total = x.select(2, frame), total.squeeze(2)
-    ungated = total.to(q.dtype, copy=True) if keep else q.new_empty(0)
-    return (total.mul_(x) if gate else total).add_(w_bias).to(q.dtype), ungated
+def _backward(grad: Tensor, ungated: Tensor, a: Arguments, needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    """One sweep over the offsets: all but q's gradient needs pair(j, z) = s(j, z) * sum over labels of pulled_j q_z.
 
-
-def _backward(
-    grad: Tensor,
-    ungated: Tensor,
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    bandwidths: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    features_too: bool,
-    frame: int = ALL,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients to q, features (empty unless asked for), weights and bandwidths.
-
-    One sweep over the offsets: all but q's gradient needs pair(j, z) = s(j, z) * sum over labels of pulled_j q_z.
     With `frame`, grad is known to be zero in the other frames.
     """
-    dtype = _working(q)
-    x, g, w = q.to(dtype), grad.to(dtype), weights.to(dtype)[0]
-    pulled = g * x if gate else g
-    similarity = _Similarity(features, bandwidths, spacing, dtype)
+    dtype = _working(a.q)
+    x, g, w = a.q.to(dtype), grad.to(dtype), a.weights.to(dtype)[0]
+    pulled = g * x if a.gate else g
+    similarity = _Similarity(a, dtype)
     back = torch.zeros_like(x, memory_format=torch.contiguous_format)
-    grad_features = torch.zeros_like(similarity.features) if features_too else x.new_empty(0)
-    sums = torch.zeros(3, dtype=accumulator(q), device=x.device)
-    for offset, j, z in _pairs(q.shape[2:], window, frame):
+    grad_features = torch.zeros_like(similarity.features) if needed[1] else None
+    sums = torch.zeros(3, dtype=accumulator(x), device=x.device)
+    for offset, j, z in _pairs(x.shape[2:], a.window, a.frame):
         step, squared = similarity.colour_step(j, z), similarity.squared(offset)
         s = similarity(step, squared)
         back[z].addcmul_(s, pulled[j])
         pair = (pulled[j] * x[z]).sum(1, keepdim=True).mul_(s)  # (B, 1, *S)
         total = pair.sum()
         sums += torch.stack([total, (pair * step.square().sum(1, keepdim=True)).sum(), total * squared])
-        if features_too:
+        if grad_features is not None:
             pull = pair * step * (-w / similarity.a**2)
             grad_features[j] += pull
             grad_features[z] -= pull
     grad_q = back.mul_(w)
-    if gate:
+    if a.gate:
         grad_q.addcmul_(g, ungated.to(dtype))
     total, by_colour, by_position = sums.to(dtype)
-    grad_weights = torch.stack([total, g.sum()])
     grad_bandwidths = torch.stack([w * by_colour / similarity.a**3, w * by_position / similarity.b**3])
-    return (
-        grad_q.to(q.dtype),
-        grad_features.to(q.dtype if features_too else dtype),
-        grad_weights.to(weights.dtype),
-        grad_bandwidths.to(bandwidths.dtype),
-    )
-
-
-def _fake(
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    bandwidths: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    keep: bool,
-    frame: int = ALL,
-) -> tuple[Tensor, Tensor]:
-    out = torch.empty_like(take_frame(q, frame), memory_format=torch.contiguous_format)
-    return out, torch.empty_like(out) if keep else q.new_empty(0)
-
-
-def _fake_backward(
-    grad: Tensor,
-    ungated: Tensor,
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    bandwidths: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    features_too: bool,
-    frame: int = ALL,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grad_features = (
-        features.new_empty(features.shape, dtype=q.dtype) if features_too else q.new_empty(0, dtype=_working(q))
-    )
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    return out, grad_features, torch.empty_like(weights), torch.empty_like(bandwidths)
-
-
-def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    q, features, weights, bandwidths, ctx.window, ctx.spacing, ctx.gate, keep, ctx.frame = inputs
-    if ctx.gate and not keep:
-        raise RuntimeError("deepmrf::gaussian_penalty needs keep=True for a gradient through the gate.")
-    ctx.set_materialize_grads(False)  # zeros for the gradient to the ungated sum would be a tensor as large as q
-    ctx.save_for_backward(output[1], q, features, weights, bandwidths)
-
-
-def _gradients(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 9
-    ungated, q, *parameters = ctx.saved_tensors
-    features_too = ctx.needs_input_grad[1]
-    grad, ungated = (only_at_frame(x, ctx.frame, q.shape[2]) for x in (grad, ungated))
-    q_, features_, weights_, bandwidths_ = operator.backward(
-        grad, ungated, q, *parameters, ctx.window, ctx.spacing, ctx.gate, features_too, ctx.frame
-    )
-    return q_, features_ if features_too else None, weights_, bandwidths_, None, None, None, None, None
+    return grad_q, grad_features, torch.stack([total, g.sum()]), grad_bandwidths
 
 
 operator = Operator(
     "gaussian_penalty",
-    _forward,
-    _backward,
-    fake=_fake,
-    fake_backward=_fake_backward,
-    save=_save,
-    gradients=_gradients,
+    Arguments,
+    Implementation("torch", _forward, _backward),
+    lambda a: empty_penalty(a.q, a.keep, a.frame),
     kernels={"triton": "deepmrf.ops.gaussian.gpu", "numba": "deepmrf.ops.gaussian.cpu"},
-    decided_by=("q", "features", "weights", "window"),
+    prepare=lambda grad, ungated, a: of_all_frames(grad, ungated, a.gate, a.frame, a.q.shape[2]),
 )
 
 
@@ -261,8 +183,7 @@ def gaussian_penalty(
     steps = list(spacing) if spacing is not None else [1.0] * len(window)
     keep = gate and needs_gradient(q, features, weights, bandwidths)
     only = ALL if frame is None else frame
-    result: Tensor = operator(q, features, weights, bandwidths, list(window), steps, gate, keep, only)[0]
-    return result
+    return operator(q, features, weights, bandwidths, list(window), steps, gate, keep, only)
 
 
 def gaussian_blur(

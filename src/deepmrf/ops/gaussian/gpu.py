@@ -24,18 +24,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepmrf.ops.launch import (
-    ImageWindow,
-    image_window,
-    largest_bits,
-    on_device,
-    parts,
-    power_of_two,
-    runs_on,
-    squared_spacing,
-)
-from deepmrf.ops.registry import Implementation
-from deepmrf.ops.window import ALL
+from deepmrf.ops.gaussian import Arguments
+from deepmrf.ops.launch import largest_bits, on_device, parts, power_of_two, runs_on, squared_spacing
+from deepmrf.ops.registry import Implementation, Pair
+from deepmrf.ops.window import ALL, ImageWindow, empty_penalty, image_window
 
 MAX_FEATURES = 8
 PIXELS_PER_TILE = 64
@@ -67,27 +59,26 @@ class Packed(NamedTuple):
     """Labels of one program."""
 
 
-def _suits(q: Tensor, features: Tensor, weights: Tensor, window: Sequence[int]) -> bool:
-    return runs_on(q) and q.dim() in (3, 4, 5) and features.shape[1] <= MAX_FEATURES and q.numel() > 0
+def _suits(a: Arguments) -> bool:
+    return runs_on(a.q) and a.q.dim() in (3, 4, 5) and a.features.shape[1] <= MAX_FEATURES and a.q.numel() > 0
 
 
 class _Problem:
     """The operator's arguments as the kernels take them."""
 
-    def __init__(
-        self, q: Tensor, features: Tensor, bandwidths: Tensor, window: Sequence[int], spacing: Sequence[float]
-    ) -> None:
-        self.q, self.window, self.size = q, window, q.shape[2:]
-        self.images, self.labels = q.shape[:2]
-        self.pixels = math.prod(self.size)
-        self.features, self.bandwidths = features.contiguous(), bandwidths.contiguous()
-        self.maps = features.shape[1]
+    def __init__(self, a: Arguments) -> None:
+        self.arguments, self.q = a, a.q.contiguous()
+        self.images, self.labels = a.q.shape[:2]
+        self.pixels = math.prod(a.q.shape[2:])
+        self.features, self.bandwidths = a.features.contiguous(), a.bandwidths.contiguous()
+        self.maps = a.features.shape[1]
         self.colours_padded = 4 if self.maps <= 4 else 8
         # The features, features last, in the unit in which s = exp2(-|I_j - I_z|^2 - ...): see `pack`.
         self.colours = torch.empty(
-            self.images, self.pixels, self.colours_padded if self.maps else 0, dtype=torch.float32, device=q.device
-        )
-        self.squares = squared_spacing(spacing)
+            self.images, self.pixels, self.colours_padded if self.maps else 0, dtype=torch.float32,
+            device=a.q.device,
+        )  # fmt: skip
+        self.squares = squared_spacing(a.spacing)
 
     def pack(self, x: Tensor, features_too: bool) -> Packed:
         """x (B, L, *S) as the tensor cores take it; `features_too` writes the colours beside it."""
@@ -106,7 +97,7 @@ class _Problem:
 
     def tiles(self, max_keys: int, mirrored: bool) -> tuple[ImageWindow, int, int, dict[str, Any]]:
         """(the window, tiles of a frame, tiles of a row, the constants of both kernels)."""
-        around = image_window(self.size, self.window, mirrored)
+        around = image_window(self.q.shape[2:], self.arguments.window, mirrored)
         _, height, width = around.sizes
         tall = min(PIXELS_PER_TILE // 8, power_of_two(height))
         wide = PIXELS_PER_TILE // tall
@@ -119,31 +110,24 @@ class _Problem:
         return around, parts(height, tall) * tiles_x, tiles_x, constants
 
     def sums(
-        self,
-        packed: Packed,
-        weights: Tensor,
-        gate: bool,
-        keep: bool = False,
-        grad: Tensor | None = None,
-        ungated: Tensor | None = None,
-        frame: int = ALL,
+        self, packed: Packed, grad: Tensor | None = None, ungated: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sum the packed maps; with `grad`, for the backward. Returns (result, sum before the gate, programs' sums)."""
         from deepmrf.ops.gaussian import gpu_kernels as kernels
 
-        q, back = self.q, grad is not None
+        a, back = self.arguments, grad is not None
+        keep, frame = (False, ALL) if back else (a.keep, a.frame)
         around, tiles, tiles_x, constants = self.tiles(MAX_KEYS_BACKWARD if back else MAX_KEYS, mirrored=back)
-        out = torch.empty_like(q if frame == ALL else q.select(2, frame), memory_format=torch.contiguous_format)
-        ungated_out = torch.empty_like(out) if keep else q.new_empty(0)
+        out, ungated_out = empty_penalty(self.q, keep, frame)
         first, shown = (0, around.sizes[0]) if frame == ALL else (frame, 1)
         grid = (tiles, packed.maps.shape[2] // packed.group, self.images * shown)
-        partials = torch.empty((math.prod(grid) if back else 0, 4), dtype=torch.float32, device=q.device)
+        partials = torch.empty((math.prod(grid) if back else 0, 4), dtype=torch.float32, device=out.device)
         few = packed.group <= 32 and self.colours_padded == 4
         kernels.window_sums[grid](
-            packed.maps, self.colours, self.bandwidths, packed.scale, q, q if grad is None else grad,
-            ungated_out if ungated is None else ungated, weights, out, partials, self.labels, *around.sizes, first,
-            shown, tiles_x, *around.flat_reaches, *self.squares, BACK=back, GATE=gate, KEEP=keep,
-            LABELS=packed.maps.shape[2], GROUP=packed.group,
+            packed.maps, self.colours, self.bandwidths, packed.scale, self.q, self.q if grad is None else grad,
+            ungated_out if ungated is None else ungated, a.weights.contiguous(), out, partials, self.labels,
+            *around.sizes, first, shown, tiles_x, *around.flat_reaches, *self.squares, BACK=back, GATE=a.gate,
+            KEEP=keep, LABELS=packed.maps.shape[2], GROUP=packed.group,
             maxnreg=(MAX_REGISTERS_BACKWARD if back else MAX_REGISTERS) if few else None, **constants,
         )  # fmt: skip
         return out, ungated_out, partials
@@ -164,58 +148,27 @@ class _Problem:
 
 
 @on_device
-def _forward(
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    bandwidths: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    keep: bool,
-    frame: int = ALL,
-) -> tuple[Tensor, Tensor]:
-    x = q.contiguous()
-    problem = _Problem(x, features, bandwidths, window, spacing)
-    out, ungated, _ = problem.sums(problem.pack(x, features_too=True), weights.contiguous(), gate, keep, frame=frame)
+def _forward(a: Arguments) -> Pair:
+    problem = _Problem(a)
+    out, ungated, _ = problem.sums(problem.pack(problem.q, features_too=True))
     return out, ungated
 
 
 @on_device
-def _backward(
-    grad: Tensor,
-    ungated: Tensor,
-    q: Tensor,
-    features: Tensor,
-    weights: Tensor,
-    bandwidths: Tensor,
-    window: Sequence[int],
-    spacing: Sequence[float],
-    gate: bool,
-    features_too: bool,
-    frame: int = ALL,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward(grad: Tensor, ungated: Tensor, a: Arguments, needed: Sequence[bool]) -> Sequence[Tensor | None]:
     # With `frame`, grad is zero in the other frames; all pixels are summed all the same.
-    x, g = q.contiguous(), grad.contiguous()
-    problem = _Problem(x, features, bandwidths, window, spacing)
-    pulled = problem.pack(g.to(torch.float32) * x if gate else g, features_too=True)
-    before_gate = ungated.contiguous() if gate else None
-    grad_q, _, partials = problem.sums(pulled, weights.contiguous(), gate, grad=g, ungated=before_gate)
+    problem, g = _Problem(a), grad.contiguous()
+    pulled = problem.pack(g.to(torch.float32) * problem.q if a.gate else g, features_too=True)
+    grad_q, _, partials = problem.sums(pulled, g, ungated.contiguous() if a.gate else None)
     total, by_colour, by_position, bias = partials.sum(0, dtype=torch.float64).to(torch.float32)
-    w, (a, b) = weights[0].to(torch.float32), bandwidths.to(torch.float32)
+    w, (width, distance) = a.weights[0].to(torch.float32), a.bandwidths.to(torch.float32)
     # Exponents were summed, |I_j - I_z|^2 / 2 a^2 in units of log 2.
-    grad_bandwidths = torch.stack([by_colour / a, by_position / b]) * (2 * math.log(2) * w)
-    if features_too:
-        scale = w / a * -math.sqrt(2 * math.log(2))  # -w / a^2, and I' is I times sqrt(0.5 / log 2) / a
-        grad_features = (problem.feature_pull(pulled, problem.pack(x, features_too=False)) * scale).to(q.dtype)
-    else:
-        grad_features = q.new_empty(0, dtype=torch.float32)
-    return (
-        grad_q,
-        grad_features,
-        torch.stack([total, bias]).to(weights.dtype),
-        grad_bandwidths.to(bandwidths.dtype),
-    )
+    grad_bandwidths = torch.stack([by_colour / width, by_position / distance]) * (2 * math.log(2) * w)
+    grad_features = None
+    if needed[1]:
+        scale = w / width * -math.sqrt(2 * math.log(2))  # -w / a^2, and I' is I times sqrt(0.5 / log 2) / a
+        grad_features = problem.feature_pull(pulled, problem.pack(problem.q, features_too=False)) * scale
+    return grad_q, grad_features, torch.stack([total, bias]), grad_bandwidths
 
 
 IMPLEMENTATION = Implementation("triton", _forward, _backward, _suits)

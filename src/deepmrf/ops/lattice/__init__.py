@@ -17,15 +17,12 @@ Shapes: values (B, C, N), features (B, d, N). A lattice of one image serves a ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from deepmrf.ops.lattice import cpu, gpu
-from deepmrf.ops.lattice.build import Lattice, build_plain, neighbours_of_runs
-from deepmrf.ops.registry import Operator
+from deepmrf.ops.lattice.build import Arguments, Lattice, build_plain, neighbours_of_runs, slice_scale
+from deepmrf.ops.registry import Implementation, Operator, Pair
 
 __all__ = ["Lattice", "build_lattice", "gaussian_filter", "gaussian_filter_reference", "lattice_filter"]
 
@@ -47,75 +44,35 @@ def build_lattice(features: Tensor) -> Lattice:
     return cpu.build(features) if cpu.can_build(features) else build_plain(features)
 
 
-def slice_scale(axes: int) -> float:
-    """What makes the filter of one point 1 at that point."""
-    return 1 / (1 + 2.0**-axes)
-
-
-def _forward(
-    values: Tensor,
-    vertex: Tensor,
-    weight: Tensor,
-    links: Tensor,
-    tables: Sequence[Tensor],
-    vertices: int,
-    transpose: bool,
-) -> Tensor:
-    """The filter by the tensors of a lattice; tables are (run_ends,) if links are runs; on a GPU, splat_tables.
-
-    One channel per column; the last row is zero, and stands for the vertices that do not exist (-1).
-    """
-    images, points, sides = vertex.shape
-    neighbours = links if links.dim() == 3 else neighbours_of_runs(links, tables[0], vertices)
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    batch = values.shape[0] // images  # images that share a lattice become channels
-    columns = values.to(dtype).view(images, batch * values.shape[1], points).mT.reshape(images * points, -1)
-    weight = weight.to(dtype).view(-1, sides)
-    index = vertex.view(-1, sides).long()
-    rows = columns.new_zeros(vertices + 1, columns.shape[1])
+def _forward(a: Arguments) -> Pair:
+    """One channel per column; the last row is zero, and stands for the vertices that do not exist (-1)."""
+    images, points, sides = a.vertex.shape
+    neighbours = a.links if a.links.dim() == 3 else neighbours_of_runs(a.links, a.tables[0], a.vertices)
+    dtype = torch.promote_types(a.values.dtype, torch.float32)
+    columns = a.values.to(dtype).view(images, -1, points)  # images that share a lattice become channels
+    columns = columns.mT.reshape(images * points, -1)
+    weight = a.weight.to(dtype).view(-1, sides)
+    index = a.vertex.view(-1, sides).long()
+    rows = columns.new_zeros(a.vertices + 1, columns.shape[1])
     for r in range(sides):
         rows.index_add_(0, index[:, r], columns * weight[:, r, None])
-    for axis in reversed(range(sides)) if transpose else range(sides):
+    for axis in reversed(range(sides)) if a.transpose else range(sides):
         before, after = neighbours[axis].long()
         rows[:-1] = rows[:-1] + (rows[before] + rows[after]) / 2
     out = torch.zeros_like(columns)
     for r in range(sides):
         out += rows[index[:, r]] * weight[:, r, None]
     out = (out * slice_scale(sides - 1)).view(images, points, -1).mT.contiguous()
-    return out.view(values.shape).to(values.dtype)
-
-
-def _fake(
-    values: Tensor,
-    vertex: Tensor,
-    weight: Tensor,
-    links: Tensor,
-    tables: Sequence[Tensor],
-    vertices: int,
-    transpose: bool,
-) -> Tensor:
-    return torch.empty_like(values, memory_format=torch.contiguous_format)
-
-
-def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    _, vertex, weight, links, tables, ctx.vertices, ctx.transpose = inputs
-    ctx.save_for_backward(vertex, weight, links, *tables)
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    vertex, weight, links, *tables = ctx.saved_tensors
-    back = operator.backward(grad.contiguous(), vertex, weight, links, tables, ctx.vertices, not ctx.transpose)
-    return back, None, None, None, [None] * len(tables), None, None
+    return out.view(a.values.shape).to(a.values.dtype), a.values.new_empty(0)
 
 
 operator = Operator(
     "lattice_filter",
-    _forward,
-    fake=_fake,
-    save=_save,
-    gradients=_gradients,
+    Arguments,
+    Implementation("torch", _forward),
+    lambda a: (torch.empty_like(a.values, memory_format=torch.contiguous_format), a.values.new_empty(0)),
     kernels={"triton": "deepmrf.ops.lattice.gpu", "numba": "deepmrf.ops.lattice.cpu"},
-    decided_by=("values", "vertex", "weight", "links"),
+    adjoint=lambda grad, a: a._replace(values=grad.contiguous(), transpose=not a.transpose),
 )
 
 
@@ -132,10 +89,9 @@ def lattice_filter(values: Tensor, lattice: Lattice, *, transpose: bool = False)
     tables: tuple[Tensor, ...] = (lattice.run_ends,) if lattice.links.dim() == 1 else ()
     if values.is_cuda or lattice.splat_tables:
         tables = gpu.tables_of(lattice)
-    result: Tensor = operator(
+    return operator(
         values.contiguous(), lattice.vertex, lattice.weight, lattice.links, list(tables), lattice.vertices, transpose
     )
-    return result
 
 
 class _Filter(torch.autograd.Function):

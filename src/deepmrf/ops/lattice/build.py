@@ -23,6 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,6 +66,25 @@ class Lattice:
         if self.links.dim() == 3:
             return self.links
         return neighbours_of_runs(self.links, self.run_ends, self.vertices)
+
+
+class Arguments(NamedTuple):
+    """The arguments of the operator that filters by a lattice's tensors."""
+
+    values: Tensor
+    """(B, C, N)."""
+    vertex: Tensor
+    weight: Tensor
+    links: Tensor
+    tables: Sequence[Tensor]
+    """(run_ends,) if links are runs; on a GPU, splat_tables."""
+    vertices: int
+    transpose: bool
+
+
+def slice_scale(axes: int) -> float:
+    """What makes the filter of one point 1 at that point."""
+    return 1 / (1 + 2.0**-axes)
 
 
 def neighbours_of_runs(runs: Tensor, run_ends: Tensor, vertices: int) -> Tensor:

@@ -12,8 +12,16 @@ import torch
 from torch import Tensor
 
 from deepmrf.ops.jobs import run_jobs
-from deepmrf.ops.lattice.build import Lattice, key_extents, key_multipliers, require_finite, scale_factors
-from deepmrf.ops.registry import Implementation, installed
+from deepmrf.ops.lattice.build import (
+    Arguments,
+    Lattice,
+    key_extents,
+    key_multipliers,
+    require_finite,
+    scale_factors,
+    slice_scale,
+)
+from deepmrf.ops.registry import Implementation, Pair, installed
 
 MIN_POINTS_PER_PART = 4096
 MAX_CHANNELS_AT_ONCE = 64
@@ -90,9 +98,9 @@ def _build_image(features: np.ndarray[Any, Any]) -> tuple[Any, Any, list[Any], i
     return vertex, weight, runs, count
 
 
-def _suits(values: Tensor, vertex: Tensor, weight: Tensor, links: Tensor) -> bool:
+def _suits(a: Arguments) -> bool:
     """Float32 values and a lattice built here."""
-    return values.device.type == "cpu" and values.dtype == weight.dtype == torch.float32 and links.dim() == 1
+    return a.values.device.type == "cpu" and a.values.dtype == a.weight.dtype == torch.float32 and a.links.dim() == 1
 
 
 def width_of(channels: int) -> int:
@@ -119,27 +127,17 @@ def blur_rows(rows: Any, runs: Any, ends: Sequence[tuple[int, int]], base: int, 
         run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
 
 
-def _filter(
-    values: Tensor,
-    vertex: Tensor,
-    weight: Tensor,
-    links: Tensor,
-    tables: Sequence[Tensor],
-    vertices: int,
-    transpose: bool,
-) -> Tensor:
-    """The operator: channels in chunks; threads share the pixels, and have rows of their own to splat into."""
-    images, points, _ = vertex.shape
-    shared = values.reshape(images, -1, points)  # images that share a lattice become channels
+def _forward(a: Arguments) -> Pair:
+    """Channels in chunks; threads share the pixels, and have rows of their own to splat into."""
+    images, points, _ = a.vertex.shape
+    shared = a.values.reshape(images, -1, points)  # images that share a lattice become channels
     out = torch.empty_like(shared)
-    ends = [(axis[0], axis[-1]) for axis in tables[0].tolist()]
+    ends = [(axis[0], axis[-1]) for axis in a.tables[0].tolist()][:: -1 if a.transpose else 1]
+    tables = a.vertex.numpy(), a.weight.numpy(), a.links.numpy(), ends, a.vertices
     for first in range(0, shared.shape[1], MAX_CHANNELS_AT_ONCE):
         chunk = slice(first, first + MAX_CHANNELS_AT_ONCE)
-        source, target = shared[:, chunk].numpy(), out[:, chunk].numpy()
-        _filter_chunk(
-            source, vertex.numpy(), weight.numpy(), links.numpy(), ends[:: -1 if transpose else 1], vertices, target
-        )
-    return out.view(values.shape)
+        _filter_chunk(shared[:, chunk].numpy(), *tables, out[:, chunk].numpy())
+    return out.view(a.values.shape), a.values.new_empty(0)
 
 
 def _filter_chunk(
@@ -161,10 +159,10 @@ def _filter_chunk(
         jobs = [partial(kernels.add_rows, rows[0], copy, a, b) for a, b in parts_of(len(copy))]
         run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
     blur_rows(rows[0], runs, ends, 0, width)
-    scale = 1 / (1 + 2.0 ** -(sides - 1))
+    scale = slice_scale(sides - 1)
     for image, tables in enumerate(flat):
         jobs = [partial(kernels.slice_rows, rows[0], a, b, *tables, target[image], width, scale) for a, b in parts]
         run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
 
 
-IMPLEMENTATION = Implementation("numba", _filter, _filter, _suits)
+IMPLEMENTATION = Implementation("numba", _forward, suits=_suits)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from deepmrf.ops.jobs import run_jobs
+from deepmrf.ops.lattice.build import slice_scale
 from deepmrf.ops.lattice.cpu import blur_rows, parts_of, width_of, zero_rows
 from deepmrf.ops.lattice.terms import PairwiseTerm
 from deepmrf.ops.registry import installed
@@ -47,7 +48,7 @@ def _of_image(per_pixel: Tensor | None, image: int, points: int) -> Any:
 def _factor(term: PairwiseTerm) -> float:
     """What all sums of a term are multiplied by, before a matrix mixes the labels."""
     sign = -term.compatibility.item() if term.compatibility.dim() == 0 else 1.0
-    return sign / (1 + 2.0**-term.lattice.axes)
+    return sign * slice_scale(term.lattice.axes)
 
 
 class _Inference:

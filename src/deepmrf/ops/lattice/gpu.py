@@ -20,9 +20,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepmrf.ops.lattice.build import Lattice, key_extents, key_multipliers, require_finite, scale_factors
+from deepmrf.ops.lattice.build import (
+    Arguments,
+    Lattice,
+    key_extents,
+    key_multipliers,
+    require_finite,
+    scale_factors,
+    slice_scale,
+)
 from deepmrf.ops.launch import interpreted, on_device, parts, power_of_two
-from deepmrf.ops.registry import Implementation, installed
+from deepmrf.ops.registry import Implementation, Pair, installed
 
 ENTRIES_PER_CHUNK = 64
 MAX_AXES = 15
@@ -197,45 +205,31 @@ def slice_rows(
     )  # fmt: skip
 
 
-def _suits(values: Tensor, vertex: Tensor, weight: Tensor, links: Tensor) -> bool:
+def _suits(a: Arguments) -> bool:
     """Float32 lattices, and values of at most that, on a GPU."""
-    here = values.is_cuda or interpreted()
-    return (
-        here
-        and installed("triton")
-        and values.dtype != torch.float64
-        and weight.dtype == torch.float32
-        and links.dim() == 3
-    )
+    here = a.values.is_cuda or interpreted()
+    fits = a.values.dtype != torch.float64 and a.weight.dtype == torch.float32 and a.links.dim() == 3
+    return here and fits and installed("triton")
 
 
 @on_device
-def _filter(
-    values: Tensor,
-    vertex: Tensor,
-    weight: Tensor,
-    links: Tensor,
-    tables: Sequence[Tensor],
-    vertices: int,
-    transpose: bool,
-) -> Tensor:
-    """The operator. Images that share a lattice become channels."""
-    images, points, sides = vertex.shape
-    pixel, entry_weight, starts, targets, many, first_partial = tables
-    rows_of = torch.where(targets < 0, vertices - 1 - targets, targets)
-    splat = Splat(pixel, entry_weight, starts, rows_of, many, first_partial, vertices)
-    channels = values.shape[0] // images * values.shape[1]
-    pixels = values.new_empty(images, points, stride_of(channels), dtype=torch.float32)
-    pixels[:, :, :channels] = values.view(images, channels, points).mT
+def _forward(a: Arguments) -> Pair:
+    """Images that share a lattice become channels."""
+    images, points, sides = a.vertex.shape
+    pixel, entry_weight, starts, targets, many, first_partial = a.tables
+    rows_of = torch.where(targets < 0, a.vertices - 1 - targets, targets)
+    splat = Splat(pixel, entry_weight, starts, rows_of, many, first_partial, a.vertices)
+    channels = a.values.shape[0] // images * a.values.shape[1]
+    pixels = a.values.new_empty(images, points, stride_of(channels), dtype=torch.float32)
+    pixels[:, :, :channels] = a.values.view(images, channels, points).mT
     pixels = pixels.view(images * points, -1)
     rows, spare = (pixels.new_empty(splat.rows, pixels.shape[1]) for _ in range(2))
     splat(pixels, rows, channels)
-    order = range(sides - 1, -1, -1) if transpose else range(sides)
-    rows = blur(rows, spare, links, order, channels)
-    corners = vertex.view(-1, sides), weight.view(-1, sides)
-    slice_rows(rows, *corners, pixels, pixels, channels, 1 / (1 + 2.0 ** -(sides - 1)), softmax=False)
+    rows = blur(rows, spare, a.links, range(sides - 1, -1, -1) if a.transpose else range(sides), channels)
+    corners = a.vertex.view(-1, sides), a.weight.view(-1, sides)
+    slice_rows(rows, *corners, pixels, pixels, channels, slice_scale(sides - 1), softmax=False)
     out = pixels.view(images, points, -1)[:, :, :channels].mT.contiguous()
-    return out.view(values.shape).to(values.dtype)
+    return out.view(a.values.shape).to(a.values.dtype), a.values.new_empty(0)
 
 
-IMPLEMENTATION = Implementation("triton", _filter, _filter, _suits)
+IMPLEMENTATION = Implementation("triton", _forward, suits=_suits)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from deepmrf.ops.lattice.build import slice_scale
 from deepmrf.ops.lattice.gpu import Splat, blur, slice_rows, stride_of, tables_of
 from deepmrf.ops.lattice.terms import PairwiseTerm
 from deepmrf.ops.launch import interpreted, on_device
@@ -45,7 +46,7 @@ class _Joined:
             lattice = term.lattice
             shift = base + torch.arange(repeat, device=like.device, dtype=torch.int32) * lattice.vertices
             vertex.append((lattice.vertex + shift[:, None, None]).flatten(0, 1))
-            weight = lattice.weight / (1 + 2.0**-lattice.axes)
+            weight = lattice.weight * slice_scale(lattice.axes)
             weight = weight if term.compatibility.dim() else weight * -term.compatibility
             weight = weight if term.after is None else weight * term.after[:, :, None]
             take.append(weight.expand(batch, -1, -1).flatten(0, 1))
