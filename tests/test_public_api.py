@@ -56,7 +56,7 @@ PARAMETERS = {
     "load": "name more device scales flip tile size max_pixels network min_area min_confidence",
     "Segmenter": "models device scales flip tile size max_pixels min_area min_confidence",
     "Segmenter.__call__": "self image probabilities",
-    "Segmenter.batch": "self images probabilities",
+    "Segmenter.batch": "self images probabilities progress",
     "Segmenter.shrunk": "self image",
     "DeepParsingNetwork": "unary mean_field labels card",
     "DeepParsingNetwork.build": "network labels options mrf",

@@ -14,6 +14,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import deepmrf
+from deepmrf import __main__ as program
 from deepmrf.cli import app
 
 
@@ -114,3 +115,22 @@ def test_ctrl_c_while_pytorch_is_loading(tmp_path):
         _, errors = process.communicate(timeout=20)
     assert process.returncode == -signal.SIGINT
     assert not errors
+
+
+def test_ctrl_c_before_and_after_a_command(monkeypatch):
+    handler = signal.getsignal(signal.SIGINT)
+    handlers = []
+
+    def interrupted(**_):
+        handlers.append(signal.getsignal(signal.SIGINT))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deepmrf.cli.app", interrupted)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        handlers.append(signal.getsignal(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert ended.value.code == 130
+    assert handlers == [handler, signal.SIG_IGN]  # while PyTorch ends, Ctrl-C changes nothing

@@ -313,6 +313,19 @@ def test_ctrl_c_as_a_user_presses_it(tmp_path, model_folder):
         assert "the same command goes on from here" in output
 
 
+def test_ctrl_c_while_outlines_are_drawn(type_in, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    draw("cat.jpg")
+    monkeypatch.setattr("deepmrf.predict.coco.find_polygons", interrupted)
+    result = type_in("predict", "cat.jpg", "--coco", "coco.json")
+    assert result.exit_code == 130
+    assert "Interrupted: what is written is complete, and the same command goes on from here." in result.output
+    assert results() == ["cat.png", "cat_overlay.jpg"]
+    assert not Path("coco.json").exists()
+
+
 def test_names_that_look_like_markup_or_cannot_be_written(tmp_path, model_folder):
     config = json.loads((model_folder / "config.json").read_text())
     config["labels"]["names"] = ["[bold]", "[/x]", *config["labels"]["names"][2:]]

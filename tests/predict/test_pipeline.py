@@ -158,7 +158,7 @@ def test_a_folder_is_segmented(draw, segmenter):
     )
     stems = ["a/x", "b/x.jpg", "b/x.png"]
     assert result_names() == sorted(stem + ending for stem in stems for ending in (".npz", ".png", "_overlay.jpg"))
-    assert calls == [(1, 3), (2, 3), (3, 3)]
+    assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
     for outcome in report.done:
         expected = segmenter(outcome.path)
         np.testing.assert_array_equal(np.array(Image.open(outcome.files.labels)), expected.labels)
@@ -199,6 +199,20 @@ def test_a_second_run_does_what_is_left(draw, segmenter, model_folder):
     assert len(segment_images(flipped, images, Path("out")).done) == 4, "other settings, other results"
     Path("out/x.png").write_bytes(b"")  # a crash left it
     assert len(segment_images(flipped, images, Path("out")).done) == 1
+
+
+def test_progress_of_images_and_tiles(draw, model_folder):
+    draw("in/x.png", "in/y.png", size=(70, 140))
+    images, tiles = [], []
+    segment_files(
+        load(model_folder, device="cpu", tile=64),
+        ["in"],
+        Path("out"),
+        progress=lambda done, total: images.append((done, total)),
+        tile_progress=lambda done, total: tiles.append((done, total)),
+    )
+    assert images == [(0, 2), (1, 2), (2, 2)]
+    assert tiles == [(n, 6) for n in range(1, 7)] * 2
 
 
 def test_another_legend_is_another_overlay(draw, segmenter):

@@ -19,6 +19,7 @@ from deepmrf.cli.console import Bars, fail, percent, say, share, split_scales, t
 from deepmrf.cli.network import NetworkOption, own_code
 
 if TYPE_CHECKING:
+    from deepmrf.data.progress import Progress
     from deepmrf.predict.report import PredictReport
     from deepmrf.predict.segmenter import Segmenter
 
@@ -176,17 +177,38 @@ def predict_command(
         _check_out(inputs, out)
         with Bars(console) as bars:
             written = Options(overlay, probabilities, overwrite, batch, legend)
-            report = segment_files(segmenter, inputs, out, written, bars.progress("images"), recursive)
+            images, tiles = _progress(bars)
+            report = segment_files(segmenter, inputs, out, written, images, recursive, tiles)
             if coco is not None:
                 write_coco(coco, report.images, segmenter.labels, bars.progress("outlines"))
         if summary is not None:
             _write_json(report, summary, model or ["animals"], videos)
     except (ValueError, OSError, TypeError, ImportError) as error:
         fail(error)
+    except KeyboardInterrupt:  # while the model is read, kernels are compiled or outlines are drawn
+        fail("Interrupted: what is written is complete, and the same command goes on from here.", 130)
     if inputs:
         _show(report, out, coco, console)
     if code or report.failed or report.interrupted:
         raise typer.Exit(130 if report.interrupted else code or 1)
+
+
+def _progress(bars: Bars) -> tuple[Progress, Progress]:
+    """The Progress of the images and of an image's tiles: a single image has a bar of tiles instead."""
+    done, total = 0, 0
+
+    def show_images(images_done: int, images: int | None) -> None:
+        nonlocal done, total
+        done, total = images_done, images or 0
+        bars.show("images", done, total)
+
+    def show_tiles(tiles_done: int, tiles: int | None) -> None:
+        if total == 1:
+            bars.show("tiles", tiles_done, tiles)
+        else:
+            bars.show("images", done, total, f"tile {tiles_done} of {tiles}")
+
+    return show_images, show_tiles
 
 
 def _area(text: str) -> float:

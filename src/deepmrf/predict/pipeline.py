@@ -64,13 +64,17 @@ def segment_files(
     options: Options | None = None,
     progress: Progress = no_progress,
     recursive: bool = False,
+    tile_progress: Progress = no_progress,
 ) -> PredictReport:
-    """Segment the images that files, folders and patterns name. `out` is a folder, or NAME.png for one image."""
+    """Segment the images that files, folders and patterns name. `out` is a folder, or NAME.png for one image.
+
+    progress: called with the number of images that are done. tile_progress: with that of an image's tiles.
+    """
     images, missing = find_images(inputs, recursive, out)
     if not images:
         return PredictReport(segmenter.labels.names, failed=missing)
     images, folder = output_folder(images, out)
-    report = segment_images(segmenter, images, folder, options, progress)
+    report = segment_images(segmenter, images, folder, options, progress, tile_progress)
     report.failed[:0] = missing
     return report
 
@@ -81,6 +85,7 @@ def segment_images(
     folder: Path,
     options: Options | None = None,
     progress: Progress = no_progress,
+    tile_progress: Progress = no_progress,
 ) -> PredictReport:
     """Segment every image and write its results below the folder. Ctrl-C stops with complete files only."""
     options = options or Options()
@@ -90,8 +95,9 @@ def segment_images(
     folder.mkdir(parents=True, exist_ok=True)
     reading, writing = WorkQueue[_Job, Bytes](READERS), WorkQueue[_Job, _Written](WRITERS)
     with reading, writing, kernels_for(segmenter, len(images)):
-        pipeline = _Pipeline(segmenter, folder, options, reading, writing, progress, len(images))
+        pipeline = _Pipeline(segmenter, folder, options, reading, writing, progress, tile_progress, len(images))
         try:
+            progress(0, len(images))
             for image in images:
                 pipeline.add(image)
             while pipeline.busy:
@@ -136,10 +142,12 @@ class _Pipeline:
         reading: WorkQueue[_Job, Bytes],
         writing: WorkQueue[_Job, _Written],
         progress: Progress,
+        tile_progress: Progress,
         total: int,
     ) -> None:
         self.segmenter, self.folder, self.options = segmenter, folder, options
-        self.reading, self.writing, self.progress, self.total = reading, writing, progress, total
+        self.reading, self.writing = reading, writing
+        self.progress, self.tile_progress, self.total = progress, tile_progress, total
         self.waiting: dict[tuple[int, ...], _Group] = {}
         self.pixels_in_memory = 0
         self.limit = BATCHES_AHEAD * options.batch
@@ -223,7 +231,10 @@ class _Pipeline:
 
     def _compute(self, group: _Group) -> None:
         try:
-            results = self.segmenter.batch([image for _, image in group], probabilities=self.options.probabilities)
+            images = [image for _, image in group]
+            results = self.segmenter.batch(
+                images, probabilities=self.options.probabilities, progress=self.tile_progress
+            )
         except (OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
             if len(group) > 1:  # perhaps only one of them fails, or all of them together
                 for single in group:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from deepmrf.data.progress import Progress, no_progress
 from deepmrf.layers import MeanField
 from deepmrf.predict.tiles import square_tiles
 
@@ -139,14 +140,16 @@ def tiled_labels(
     step: int = TILE_GRID,
     device: torch.device | str = "cpu",
     probabilities: NDArray[np.float32] | None = None,
+    progress: Progress = no_progress,
 ) -> Labels:
     """(labels, confidence) (H, W) of an image (H, W, 3) of any size: three bytes a pixel, however many labels.
 
-    confidence: the probability of the label. probabilities (L, H, W), if given, is filled too.
+    confidence: the probability of the label. probabilities (L, H, W), if given, is filled too. progress: of tiles.
     """
     height, width = image.shape[:2]
     labels, confidence = np.empty((height, width), np.uint8), np.empty((height, width), np.float16)
-    for part in square_tiles((height, width), tile, margin, step):
+    parts = list(square_tiles((height, width), tile, margin, step))
+    for number, part in enumerate(parts, 1):
         piece = torch.from_numpy(np.ascontiguousarray(image[part.outer].transpose(2, 0, 1)))[None]
         values = predict(piece.to(device))[0][(slice(None), *part.cut)]  # (L, h, w)
         best = values.max(0)
@@ -154,6 +157,7 @@ def tiled_labels(
         confidence[part.inner] = best.values.half().cpu().numpy()
         if probabilities is not None:
             probabilities[(slice(None), *part.inner)] = values.cpu().numpy()
+        progress(number, len(parts))
     return labels, confidence
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from deepmrf.data.files import Bytes
 from deepmrf.data.images import as_image, shrunk
 from deepmrf.data.labels import LabelSet
+from deepmrf.data.progress import Progress, no_progress
 from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.devices import chosen_device
@@ -176,8 +177,13 @@ class Segmenter:
             image = image.copy() if isinstance(image, np.ndarray) else image.clone()
         return self.batch([image], probabilities=probabilities)[0]
 
-    def batch(self, images: Sequence[Any], *, probabilities: bool | None = None) -> list[Segmentation]:
-        """The labels of images of one size, computed together where they are small; each as for a single one."""
+    def batch(
+        self, images: Sequence[Any], *, probabilities: bool | None = None, progress: Progress = no_progress
+    ) -> list[Segmentation]:
+        """The labels of images of one size, computed together where they are small; each as for a single one.
+
+        progress: called after every tile of an image that is computed in tiles.
+        """
         if not len(images):
             return []
         images = [as_image(image, self.max_pixels) for image in images]
@@ -190,18 +196,18 @@ class Segmenter:
                 f"{len(self.labels) * height * width * 4 / 2**30:.1f} GiB: leave them out, or cut the image up."
             )
         try:
-            return self._segment(images, probabilities)
+            return self._segment(images, probabilities, progress)
         except torch.cuda.OutOfMemoryError:
             raise ValueError(
                 f"{width} x {height} pixels do not fit into the GPU's memory: use smaller tiles, such as tile=512."
             ) from None
 
-    def _segment(self, images: Sequence[Bytes], probabilities: bool | None) -> list[Segmentation]:
+    def _segment(self, images: Sequence[Bytes], probabilities: bool | None, progress: Progress) -> list[Segmentation]:
         height, width = images[0].shape[:2]
         small = [self.shrunk(image) for image in images]
         tile, shrunk = self._tile_for(*small[0].shape[:2]), small[0] is not images[0]
         if tile is not None and not shrunk:
-            return [self._in_tiles(image, tile, bool(probabilities)) for image in images]
+            return [self._in_tiles(image, tile, bool(probabilities), progress) for image in images]
         batch = torch.from_numpy(np.stack([image.transpose(2, 0, 1) for image in small])).to(self.device)
         predict = self.predict if tile is None else tiled(self.predict, tile, self.margin, self.step)
         keep = probabilities if probabilities is not None else not shrunk
@@ -226,10 +232,17 @@ class Segmenter:
         """The image as the network sees it: at most `size` pixels on the longer side."""
         return image if self.size is None else shrunk(image, self.size)
 
-    def _in_tiles(self, image: Bytes, tile: int, keep: bool) -> Segmentation:
+    def _in_tiles(self, image: Bytes, tile: int, keep: bool, progress: Progress) -> Segmentation:
         probabilities = np.empty((len(self.labels), *image.shape[:2]), np.float32) if keep else None
         labels, confidence = tiled_labels(
-            self.predict, image, tile, self.margin, step=self.step, device=self.device, probabilities=probabilities
+            self.predict,
+            image,
+            tile,
+            self.margin,
+            step=self.step,
+            device=self.device,
+            probabilities=probabilities,
+            progress=progress,
         )
         return self.result(labels, confidence, image, probabilities)
 
