@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,10 +66,9 @@ def transfer(
     path: str | os.PathLike[str],
     source: Mapping[str, Tensor],
     names: Mapping[str, str],
-    adapted: Mapping[str, Tensor] | None = None,
-    used: Iterable[str] = (),
+    adapted: Collection[str] = (),
 ) -> Loaded:
-    """Copy source[name] into the parameter names[name], and `adapted`, computed from `used`, by its own names."""
+    """Copy source[name] into the parameter names[name]. adapted: parameters that get a choice of the file's filters."""
     state = module.state_dict()
     absent = [name for name in names if name not in source]
     if absent:
@@ -77,7 +76,7 @@ def transfer(
             f"{os.fspath(path)!r} lacks {absent[0]!r} and {len(absent) - 1} more of {len(names)} tensors: "
             f"pass weights of the architecture {type(module).__name__} is built on."
         )
-    tensors = {names[name]: source[name] for name in names} | dict(adapted or {})
+    tensors = {names[name]: source[name] for name in names}
     for name, tensor in tensors.items():
         if state[name].shape != tensor.shape:
             raise ValueError(
@@ -88,10 +87,10 @@ def transfer(
         state[name].copy_(tensor)
     return Loaded(
         path=os.fspath(path),
-        loaded=tuple(names.values()),
-        adapted=tuple(adapted or {}),
+        loaded=tuple(n for n in tensors if n not in adapted),
+        adapted=tuple(adapted),
         missing=tuple(n for n in state if n not in tensors and not n.endswith(BATCH_COUNTER)),
-        unused=tuple(n for n in source if n not in names and n not in set(used) and not n.endswith(BATCH_COUNTER)),
+        unused=tuple(n for n in source if n not in names and not n.endswith(BATCH_COUNTER)),
     )
 
 

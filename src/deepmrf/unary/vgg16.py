@@ -125,13 +125,10 @@ class VGG16(Network):
         if not all(name in source for name in classifier):
             return transfer(self, path, source, names)
         fc6, fc6_bias, fc7, fc7_bias = (source[name] for name in classifier)
-        width = len(fc6)
-        chosen = _choose(fc6.view(width, 512, 7, 7), fc6_bias, fc7, fc7_bias, self.channels)
-        filled = dict(zip(classifier.values(), chosen, strict=True))
-        if self.channels != width:
-            return transfer(self, path, source, names, filled, used=classifier)
-        shaped = {**source, **dict(zip(classifier, chosen, strict=True))}
-        return transfer(self, path, shaped, names | classifier)
+        chosen = _choose(fc6, fc6_bias, fc7, fc7_bias, self.channels)
+        source |= dict(zip(classifier, chosen, strict=True))
+        adapted = classifier.values() if self.channels != len(fc6) else ()
+        return transfer(self, path, source, names | classifier, adapted)
 
 
 def _choose(
@@ -144,4 +141,4 @@ def _choose(
     index = torch.arange(channels) * width // channels
     # fc7 sums over fewer inputs: scale them up to keep the sum's size.
     fewer = fc7[index][:, index].float() * (width / channels)
-    return fc6[index], fc6_bias[index], fewer[..., None, None], fc7_bias[index]
+    return fc6[index].view(-1, 512, 7, 7), fc6_bias[index], fewer[..., None, None], fc7_bias[index]
