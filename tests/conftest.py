@@ -35,10 +35,15 @@ ROOMS_THAT_CHOOSE_A_DEVICE = ("cli", "evaluation", "models", "predict", "refine"
 
 
 @pytest.fixture(autouse=True)
-def cpu_by_default(request, monkeypatch):
-    """Hide the GPU from tests of rooms that would choose it: they compare with results of the CPU."""
-    if request.path.parent.name in ROOMS_THAT_CHOOSE_A_DEVICE:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def cpu_by_default(request):
+    """Hide the GPU from tests of rooms that would choose it: they compare with results of the CPU.
+
+    The patch is not that of the fixture `monkeypatch`, which would then outlive the fixtures of a test.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name in ROOMS_THAT_CHOOSE_A_DEVICE:
+            patch.setattr(torch.cuda, "is_available", lambda: False)
+        yield
 
 
 @pytest.fixture(params=["cpu", *["cuda"] * torch.cuda.is_available()])
