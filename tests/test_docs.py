@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from skimage import data, io
+from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import deepmrf
@@ -124,6 +125,73 @@ def test_python_of_kernels(python_blocks):
 
 def test_python_of_volumes(python_blocks):
     assert python_blocks("docs/volumes.md")["log_q"].shape == (1, 3, 40, 48, 32)
+
+
+def sections(document):
+    """{heading: Python blocks of that section} of a document."""
+    parts = re.split(r"^## (.*)$", (ROOT / document).read_text(), flags=re.M)
+    return {
+        name: re.findall(r"```python\n(.*?)```", text, re.S)
+        for name, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+@pytest.fixture
+def your_network(tmp_path, monkeypatch, plain_torch):
+    """Run sections of docs/your-network.md, as few steps on small images: your_network(heading, ...) -> their names."""
+    monkeypatch.chdir(tmp_path)
+    images = TensorDataset(torch.rand(4, 3, 32, 48), torch.randint(0, 11, (4, 32, 48)))
+    train, val = DataLoader(images, batch_size=2), DataLoader(images, batch_size=4)
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 11, 1))
+    scope = {"network": network, "train": train, "val": val, "names": list("abcdefghijk")}
+
+    def run(*headings):
+        for heading in headings:
+            for block in sections("docs/your-network.md")[heading]:
+                small = block.replace("STEPS = 600", "STEPS = 3").replace("window=25", "window=5")
+                exec(compile(small, f"docs/your-network.md: {heading}", "exec"), scope)
+        return scope
+
+    return run
+
+
+LOOP = "In thirty lines"
+
+
+@pytest.mark.filterwarnings("error::deepmrf.InputWarning")
+def test_python_of_your_network(your_network, capsys):
+    scope = your_network(LOOP)
+    before = scope["mrf"].triple_penalty.scale.clone()
+    assert scope["mrf"].triple_penalty.scale.grad is not None
+    assert scope["network"][0].weight.grad is None
+    assert len([line for line in sections("docs/your-network.md")[LOOP][0].splitlines() if line.strip()]) <= 34
+    scope = your_network("Does it help?", "Save, load, resume")
+    assert scope["mrf"].triple_penalty.scale != before
+    assert scope["network"][0].weight.grad is not None
+    assert scope["result"].labels.shape == (32, 48)
+    assert "Segmenter(Sequential + gaussian mean field; 11 labels" in capsys.readouterr().out
+
+
+def test_lightning_of_your_network(your_network):
+    pytest.importorskip("lightning")
+    scope = your_network(LOOP, "Lightning")
+    assert scope["trainer"].global_step == 3
+
+
+def test_trainer_of_your_network(your_network):
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    scope = your_network(LOOP, "Hugging Face: a Segformer and the Trainer")
+    assert torch.equal(
+        scope["segment"].model.unary.module.state_dict()["decode_head.classifier.weight"].cpu(),
+        scope["segformer"].state_dict()["decode_head.classifier.weight"].cpu(),
+    )
+
+
+def test_libraries_of_your_network(your_network):
+    pytest.importorskip("segmentation_models_pytorch", exc_type=(ImportError, RuntimeError))
+    scope = your_network(LOOP, "segmentation_models_pytorch and torchvision")
+    assert scope["model"](torch.rand(1, 3, 24, 32)).shape == (1, 11, 24, 32)
 
 
 def test_python_of_videos(python_blocks, tmp_path, monkeypatch, capsys):

@@ -233,18 +233,6 @@ def test_what_traces_and_compiles_sees_nothing():
         assert not deepmrf.layers.units.readable(torch.empty(1, device="meta"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_waits_at_the_first_call_alone():
-    layer, log_p, image = mrf().cuda(), LOGITS.cuda(), RGB.cuda()
-    with pytest.warns(InputWarning):
-        layer(log_p.softmax(1), image)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        layer(log_p.softmax(1), image)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_networks_that_return_probabilities():
     network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Softmax(1))
     with pytest.warns(InputWarning, match="Sequential returns probabilities, .* let it return logits"):

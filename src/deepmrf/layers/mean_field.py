@@ -73,6 +73,10 @@ class MeanField(nn.Module):
     input that seems to be in another unit (InputWarning); `mrf.check_values = False` turns that off.
     """
 
+    check_values: bool = True
+    """Does the next call look at its numbers, and warn where they seem to be in another unit? The first call sets this
+    to False."""
+
     def __init__(
         self,
         labels: int,
@@ -112,9 +116,6 @@ class MeanField(nn.Module):
         }
         """The constructor's arguments as plain JSON, defaults filled in."""
         self.iterations, self.temperature = iterations, temperature
-        self.check_values = True
-        """Does the next call look at its numbers, and warn (InputWarning) where they seem to be in another unit? The
-        first call does, and sets this to False."""
         self.triple_penalty = TriplePenalty(
             window,
             dims=dims,
@@ -200,7 +201,8 @@ class MeanField(nn.Module):
             check_finite("image", image)
         if flow is not None:
             self._check_flow(flow, log_p)
-        if readable(log_p) and self.check_values:  # in this order: a compiled graph must not depend on check_values
+        # In this order: a compiled graph must not depend on check_values.
+        if not torch.compiler.is_compiling() and self.check_values and readable(log_p):
             self._check_units(log_p, image)
         with torch.autocast(log_p.device.type, enabled=False):  # half precision is not enough for the sums
             return self._iterate(log_p, image, flow).to(log_p.dtype)

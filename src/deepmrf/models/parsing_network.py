@@ -64,6 +64,10 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
     code: str | None = None
     """Where the code of a network of the user's own is, "package.module:function", if it was given by that name."""
 
+    check_values: bool = True
+    """Does the next call warn (InputWarning) if a network of the user's own returns probabilities? The first call sets
+    this to False."""
+
     def __init__(
         self,
         unary: nn.Module,
@@ -72,8 +76,6 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
         card: Card | None = None,
     ) -> None:
         super().__init__()
-        self.check_values = True
-        """Does the next call warn (InputWarning) if a network of the user's own returns probabilities?"""
         labels = labels if isinstance(labels, LabelSet) else LabelSet(tuple(labels))
         count = getattr(unary, "labels", len(labels))
         if isinstance(count, int) and count != len(labels):
@@ -119,7 +121,7 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
                 f"{type(self.unary).__name__} returned logits of shape {tuple(logits.shape)}, where {expected} is "
                 "needed: pass deepmrf.unary.wrap(network, labels), which brings them to the image's size."
             )
-        if not built_in and readable(logits) and self.check_values:
+        if not built_in and not torch.compiler.is_compiling() and self.check_values and readable(logits):
             self.check_values = False
             warn_of_logits(self.summary().split(" ")[0], logits)
         return logits.float()
