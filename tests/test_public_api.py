@@ -111,7 +111,8 @@ COMMANDS = {
     "train": "RECIPE --out -o --set --resume --list --network",
     "evaluate": "MODELS --data --split --scales --flip --stages --video --device --out -o --network",
     "calibrate": "MODEL --data --split --temperature -t --device --out -o --network",
-    "fit": "--predictions --images --masks --out -o --folds --kernel --window --contexts --context-size --crop --batch "
+    "fit": "--predictions --images --masks --out -o --minutes --groups --folds --kernel --gate --no-gate --temperature "
+    "--window --contexts --context-size --crop --batch "
     "--penalty-steps --contexts-steps --labels --seed --device",
     "refine": "MRF --predictions --images --out -o --preset --set --gt-prob --soft-mask --no-soft-mask "
     "--labels --probabilities --overwrite --workers --device",

@@ -20,17 +20,17 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.data.volumes import read_volume, unit_range
 from deepmrf.evaluation.dice import mean_dice
 from deepmrf.models.folder import read_mrf
-from deepmrf.refine.apply import refine
+from deepmrf.refine.apply import refine, refine_image
 from deepmrf.refine.crops import crop
 from deepmrf.refine.decode import CONFIDENCE
 from deepmrf.refine.examples import open_examples
-from deepmrf.refine.fit import default_settings, fit, refined_labels
+from deepmrf.refine.fit import default_settings, fit
 from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.learn import run_batch
 from deepmrf.refine.matching import count_dims, match_files
 from deepmrf.refine.opening import open_mrf, open_preset
 from deepmrf.refine.predictions import PredictionFolder, count_labels, read_prediction
-from deepmrf.refine.settings import VOLUME_SETTINGS, FitSettings, size_in_voxels
+from deepmrf.refine.settings import VOLUME_SETTINGS, WINDOWS, FitSettings, size_in_voxels
 
 nibabel = pytest.importorskip("nibabel")
 
@@ -245,9 +245,10 @@ def test_each_volume_is_measured_with_its_own_spacing(folders, tmp_path):
     notes = examples.read_all()
     assert any("spacings differ, 1 x 1 x 1 to 1 x 1 x 2.5" in note for note in notes)
     assert examples.spacing == (1.0, 1.0, 1.0)  # the median
-    mrf = QUICK.build(3, 0, examples.spacing)
+    settings = replace(QUICK, kernel="gaussian")
+    mrf = settings.build(3, 0, examples.spacing)
     torch.nn.init.constant_(mrf.triple_penalty.scale, -1.0)
-    own = QUICK.build(3, 0, (1.0, 1.0, 2.5))
+    own = settings.build(3, 0, (1.0, 1.0, 2.5))
     own.triple_penalty.window = mrf.triple_penalty.window
     own.load_state_dict(mrf.state_dict())
     pair = [examples[0], examples[1]]
@@ -256,7 +257,7 @@ def test_each_volume_is_measured_with_its_own_spacing(folders, tmp_path):
     torch.testing.assert_close(log_q[:1], mrf(log_p[:1], image[:1]))
     torch.testing.assert_close(log_q[1:], MeanField.forward(own, log_p[1:], image[1:]))
     assert not torch.equal(log_q[1:], mrf(log_p[1:], image[1:]))
-    assert (refined_labels(mrf, pair[1]) == log_q[1].argmax(0)).all()
+    assert (refine_image(mrf, pair[1].log_p, pair[1].image, pair[1].spacing)[0] == log_q[1].argmax(0)).all()
 
 
 def test_crops_are_never_mirrored_and_often_hold_foreground(folders):
@@ -403,11 +404,12 @@ def test_fit_and_refine_as_typed(folders, tmp_path, type_in):
 
 def test_the_helps_defaults_are_the_settings(type_in):
     for defaults, settings in ((command.IMAGE_DEFAULTS, FitSettings()), (command.VOLUME_DEFAULTS, VOLUME_SETTINGS)):
-        assert defaults == {name: getattr(settings, name) for name in defaults}
+        windows = {"window": settings.window or f"{WINDOWS['gaussian']}, distance kernel {WINDOWS['distance']}"}
+        assert defaults == {name: getattr(settings, name) for name in defaults} | windows
     changed = {name for name in vars(VOLUME_SETTINGS) if getattr(VOLUME_SETTINGS, name) != getattr(FitSettings(), name)}
     assert changed - {"penalty_rate", "contexts_rate"} <= set(command.VOLUME_DEFAULTS)
     text = type_in("fit", "--help")[1]
-    assert f"{FitSettings().window}; of volumes {VOLUME_SETTINGS.window}" in text
+    assert f"{FitSettings().context_size}; of volumes {VOLUME_SETTINGS.context_size}" in text
     assert "NIfTI" in text
 
 

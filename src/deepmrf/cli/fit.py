@@ -12,10 +12,9 @@ from rich.console import Console
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, percent, say, sentences, table, warn
 
-IMAGE_DEFAULTS = {"window": 21, "contexts": 3, "context_size": 7, "crop": 128, "batch": 2}
-IMAGE_DEFAULTS |= {"penalty_steps": 60, "contexts_steps": 120}
-VOLUME_DEFAULTS = {"window": 5, "context_size": 3, "crop": 48, "penalty_steps": 40, "contexts_steps": 300}
-VOLUME_DEFAULTS = IMAGE_DEFAULTS | VOLUME_DEFAULTS
+IMAGE_DEFAULTS = {"window": "21, distance kernel 51", "contexts": 3, "context_size": 7, "crop": 128, "batch": 4}
+IMAGE_DEFAULTS |= {"penalty_steps": 60}
+VOLUME_DEFAULTS = IMAGE_DEFAULTS | {"window": 5, "context_size": 3, "crop": 48, "batch": 2, "penalty_steps": 40}
 """The defaults of FitSettings, repeated so that --help need not import PyTorch; a test holds them equal."""
 
 FIT_HELP = """Learn an MRF for predictions that a network has saved, and say by cross-validation what it gains.
@@ -27,9 +26,21 @@ a labels.json beside them names the labels, and its ids are those of predicted l
 Volumes are told by their images being NIfTI (.nii, .nii.gz): masks too, predictions NAME.npy or .npz (L, D, H, W) or
 NIfTI, one map per label or label ids. The MRF is then 3-D, with the spacing of the headers.
 
-[bold]Example[/bold]
+Cross-validation chooses kernel, gate, temperature and the number of steps, and a table says what was tried. Training
+goes on until the score of the images held out stops rising, or until the minutes are over. Frames of one video are
+recognised, and held out together; groups of another kind, such as patients, are told by [bold]--groups[/bold].
+
+[bold]Examples[/bold]
 
 [cyan]deepmrf fit --predictions predictions --images images --masks masks -o mrf[/cyan]
+
+[cyan]deepmrf fit --predictions P --images I --masks M -o mrf --minutes 20[/cyan]: a more thorough search.
+
+[cyan]deepmrf fit --predictions P --images I --masks M -o mrf --groups '^([^_]+)_'[/cyan]: what stands before the first
+_ is the patient, place or video: its images are held out together. With [cyan]'.+'[/cyan] each image is a group.
+
+[cyan]deepmrf fit --predictions P --images I --masks M -o mrf --kernel gaussian --no-gate --temperature 1
+--contexts-steps 600[/cyan]: nothing is left to choose.
 """
 
 
@@ -45,8 +56,22 @@ def fit_command(
     images: Annotated[Path, typer.Option(help="Folder of the images.")],
     masks: Annotated[Path, typer.Option(help="Folder of the true masks.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the MRF into.")],
-    folds: Annotated[int, typer.Option(help="Folds of the cross-validation, by image.")] = 3,
-    kernel: Annotated[str, typer.Option(help="gaussian or distance (the paper's).")] = "gaussian",
+    minutes: Annotated[float, typer.Option(help="How long it may take, about.")] = 3.0,
+    groups: Annotated[
+        str | None,
+        typer.Option(help="Regular expression that finds an image's group in its name.", show_default="videos"),
+    ] = None,
+    folds: Annotated[int, typer.Option(help="Folds of the cross-validation, by group.")] = 3,
+    kernel: Annotated[
+        str | None, typer.Option(help="gaussian or distance (the paper's).", show_default="both are tried")
+    ] = None,
+    gate: Annotated[
+        bool | None, typer.Option("--gate/--no-gate", help="The factor q of b12.", show_default="both are tried")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Divides log-probabilities.", show_default="0.7, 1 and 1.4 are tried"),
+    ] = None,
     window: Annotated[int | None, _by_dims("window", "Side of the triple penalty's window, pixels")] = None,
     contexts: Annotated[
         int | None, _by_dims("contexts", "Patterns per label; 0 learns the triple penalty alone")
@@ -55,7 +80,10 @@ def fit_command(
     crop: Annotated[int | None, _by_dims("crop", "Side of the crops to learn from, pixels")] = None,
     batch: Annotated[int | None, _by_dims("batch", "Crops per step")] = None,
     penalty_steps: Annotated[int | None, _by_dims("penalty_steps", "Steps for the triple penalty")] = None,
-    contexts_steps: Annotated[int | None, _by_dims("contexts_steps", "Steps for the label contexts")] = None,
+    contexts_steps: Annotated[
+        int | None,
+        typer.Option(help="Steps for the label contexts.", show_default="until the score stops rising"),
+    ] = None,
     labels: Annotated[
         int | None, typer.Option(help="How many labels, where neither labels.json nor the predictions tell.")
     ] = None,
@@ -63,7 +91,12 @@ def fit_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Learn an MRF for saved predictions."""
-    sizes = {
+    given: dict[str, Any] = {
+        "kernel": kernel,
+        "gate": gate,
+        "temperature": temperature,
+        "groups": groups,
+        "labels": labels,
         "window": window,
         "contexts": contexts,
         "context_size": context_size,
@@ -80,18 +113,20 @@ def fit_command(
 
         settings = replace(
             default_settings(images),
-            kernel=kernel,  # type: ignore[arg-type]  # FitSettings checks it
+            minutes=minutes,
             folds=folds,
-            labels=labels,
             seed=seed,
             device=device,
-            **{name: value for name, value in sizes.items() if value is not None},
+            **{name: value for name, value in given.items() if value is not None},
         )
         check_fit_folder(out)  # before minutes are spent
         with Bars(console) as bars:
             report = fit(predictions, images, masks, settings, bars.progress)
     warn(report.notes, console)
     say(f"Predictions were read as {report.kind}.", console)
+    if report.found is not None:
+        console.print(table(*report.trials_table()))
+        console.print()
     headings, rows = report.table()
     console.print(table(headings, [(title, *[percent(value) for value in values]) for title, values in rows]))
     say(report.verdict, console)

@@ -1,18 +1,19 @@
 """Refinement: an MRF on predictions that any network has saved.
 
 fit           learn an MRF and score it by cross-validation
+folds         images that are held out together
+search        choose kernel, gate, temperature and steps within a budget of minutes
 learn         stages 2 and 3 on crops of examples
 crops         random crops of examples
+tally         the scores of label maps
 settings      how large the MRF is, and how it is learned
 report        the MRF and its scores; saving them
 opening       the MRF to refine with: a saved one, or a preset
-presets       dense CRFs by name, and their parameters
 apply         refine a folder of predictions with an MRF
 results       write refined label maps and probabilities
 examples      the images that a fit learns from
 matching      predictions, images and masks of one name
 predictions   find and read the files of a prediction
-soft_masks    predictions that are one grey map, the probability of the foreground
 decode        from the numbers in those files to log-probabilities
 label_ids     the ids that stand for labels in masks and label maps
 """

@@ -20,15 +20,15 @@ from torch import Tensor
 from deepmrf.data.files import image_size
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
-from deepmrf.data.volumes import read_grid
+from deepmrf.data.volumes import Spacing, read_grid
 from deepmrf.data.writing import check_folder
 from deepmrf.layers import MeanField
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.devices import chosen_device
-from deepmrf.predict.tiles import MAX_TILE_BYTES, bytes_per_pixel, in_tiles
+from deepmrf.predict.tiles import MAX_TILE_BYTES, Maps, bytes_per_pixel, in_tiles
 from deepmrf.refine.decode import MAX_PIXELS, LogProbabilities, check_gt_prob
 from deepmrf.refine.label_ids import LabelIds
-from deepmrf.refine.matching import MatchedFiles, PredictedImage, count_dims, match_files, read_predicted_image
+from deepmrf.refine.matching import MatchedFiles, count_dims, match_files, read_predicted_image
 from deepmrf.refine.predictions import Folder
 from deepmrf.refine.results import Probabilities, ResultWriter
 
@@ -100,7 +100,8 @@ def refine(
         predicted = read_predicted_image(files, labels, label_ids, gt_prob)
         log_p = _in_memory(mrf, predicted.log_p)
         with computing:
-            result = _refine(mrf, log_p, predicted, bool(probabilities))
+            spacing = None if predicted.volume is None else predicted.volume.spacing
+            result = refine_image(mrf, log_p, predicted.image, spacing, bool(probabilities))
         writer.write(files, *result, predicted.volume)
         return predicted.kind
 
@@ -149,15 +150,17 @@ def _in_memory(mrf: MeanField, log_p: LogProbabilities) -> LogProbabilities | Te
     return log_p.tensor() if at_once else log_p
 
 
-def _refine(
-    mrf: MeanField, log_p: LogProbabilities | Tensor, predicted: PredictedImage, with_p: bool
+def refine_image(
+    mrf: MeanField, log_p: Maps, image: Tensor, spacing: Spacing | None, with_p: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Labels (*S) of uint8 and, if asked, probabilities (L, *S) of float16."""
-    spacing = None if predicted.volume is None else predicted.volume.spacing
+    """Labels (*S) of uint8 and, if asked, probabilities (L, *S) of float16, of an image or a volume; in tiles if large.
+
+    spacing: distance between a volume's voxels; None for an image.
+    """
     labels = torch.empty(log_p.shape[1:], dtype=torch.uint8)
     p = torch.empty(log_p.shape, dtype=torch.float16) if with_p else None
     max_bytes = MAX_IMAGE_BYTES if spacing is None else MAX_TILE_BYTES
-    for region, log_q in in_tiles(mrf, log_p, predicted.image, spacing=spacing, max_bytes=max_bytes):
+    for region, log_q in in_tiles(mrf, log_p, image, spacing=spacing, max_bytes=max_bytes):
         labels[region] = log_q.argmax(0).to(torch.uint8)
         if p is not None:
             p[(slice(None), *region)] = log_q.exp().half()

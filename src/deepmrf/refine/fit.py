@@ -3,7 +3,8 @@
     report = fit("predictions", "images", "masks")
     report.save("mrf")
 
-Cross-validation judges both stages: every image is scored by an MRF that never saw it. The result is the stage that
+Cross-validation chooses kernel, gate, temperature and the number of steps (search.py), and judges both stages: every
+image is scored by an MRF that never saw it, nor any image of the same group (folds.py). The result is the stage that
 scores best, learned from all images, or an MRF that changes nothing where no stage gains.
 
 Where the images are NIfTI volumes, the MRF is 3-D, with their spacing and with intensity as its one feature, and the
@@ -12,29 +13,28 @@ mean Dice of the foreground decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from deepmrf.data.files import VOID
-from deepmrf.data.progress import Phases, Progress, no_phases
-from deepmrf.evaluation.dice import VolumeDice, VolumeMetrics, mean_dice, volume_dice
-from deepmrf.evaluation.metrics import Scores, SegmentationMetrics
+from deepmrf.data.progress import Phases, no_phases
 from deepmrf.layers import MeanField
 from deepmrf.predict.devices import chosen_device
-from deepmrf.predict.tiles import in_tiles
-from deepmrf.refine.examples import Example, Examples, open_examples
-from deepmrf.refine.learn import FitStage, learn
+from deepmrf.refine.apply import refine_image
+from deepmrf.refine.examples import Examples, open_examples
+from deepmrf.refine.folds import groups_by_name, groups_by_video, split, thumbnail
+from deepmrf.refine.learn import FitStage, Learner
 from deepmrf.refine.matching import count_dims, match_files
 from deepmrf.refine.predictions import Folder
 from deepmrf.refine.report import FitReport, Fold
-from deepmrf.refine.settings import VOLUME_SETTINGS, FitSettings
+from deepmrf.refine.search import MIN_GAIN, Found, Search
+from deepmrf.refine.settings import VOLUME_SETTINGS, Choice, FitSettings
+from deepmrf.refine.tally import Tally
 
-MIN_GAIN = 5e-4
-"""A stage must raise the mIoU (of volumes, the Dice) by this much over what it builds on: less is chance."""
+MIN_AGREEMENT = 0.01
+"""Predictions whose agreement with the masks (Cohen's kappa) is below this say nothing about the images."""
+
+Tallies = dict[FitStage, Tally]
 
 
 def fit(
@@ -43,8 +43,13 @@ def fit(
     masks: Folder,
     settings: FitSettings | None = None,
     phases: Phases = no_phases,
+    clock: Callable[[], float] = time.monotonic,
 ) -> FitReport:
-    """Learn an MRF for the predictions of images or volumes with masks, and score it by cross-validation."""
+    """Learn an MRF for the predictions of images or volumes with masks, and score it by cross-validation.
+
+    clock: tells the seconds that settings.minutes limits.
+    """
+    start = clock()
     settings = settings or default_settings(images)
     chosen_device(settings.device)
     matched, notes = match_files(predictions, images, masks)
@@ -53,23 +58,30 @@ def fit(
     if len(examples) < 2:
         count = f"There are {len(examples)} images with predictions and masks to learn from"
         raise ValueError(" ".join([f"{count}; cross-validation needs 2 or more.", *notes]))
-    totals = _ScoreSums(examples, settings)
-    folds = _cross_validate(examples, settings, totals, phases)
-    scores = totals.compute()
-    stage = best_stage(scores, totals.dice)
-    models = {} if stage == "nothing" else learn(examples, range(len(examples)), settings, phases, stage)
-    mean_field = models.get(stage, settings.build(len(examples.labels), 0, examples.spacing))
+    folds = split(_groups(examples, settings, notes), settings.folds, settings.seed)
+    found = None
+    if _agreement(examples) >= MIN_AGREEMENT:
+        found = Search(examples, folds, settings, phases, clock, start).run()
+    totals, fold_scores = _score_folds(examples, folds, found, phases)
+    stage = best_stage(
+        {stage: tally.value() for stage, tally in totals.items()},
+        [{stage: tally.value() for stage, tally in tallies.items()} for tallies in fold_scores],
+    )
     return FitReport(
-        mean_field.cpu().eval().requires_grad_(False),
+        _final(examples, settings, found, stage, phases),
         stage,
         examples.labels,
-        scores,
-        folds,
+        {stage: tally.scores() for stage, tally in totals.items()},
+        tuple(
+            Fold(tuple(examples.files[index].stem for index in held_out), {s: t.scores() for s, t in tallies.items()})
+            for held_out, tallies in zip(folds, fold_scores, strict=True)
+        ),
         settings,
         examples.kind,
         tuple(notes),
-        totals.dice,
+        {stage: tally.dice for stage, tally in totals.items() if tally.dice is not None},
         examples.label_ids,
+        found,
     )
 
 
@@ -78,88 +90,69 @@ def default_settings(images: Folder) -> FitSettings:
     return VOLUME_SETTINGS if count_dims(images) == 3 else FitSettings()
 
 
-def split(count: int, folds: int, seed: int) -> list[list[int]]:
-    """Every index once, in shuffled folds whose sizes differ by one at most."""
-    order = np.random.default_rng([seed, 0]).permutation(count).tolist()
-    return [sorted(order[start::folds]) for start in range(min(folds, count))]
-
-
-def best_stage(scores: dict[FitStage, Scores], dice: dict[FitStage, VolumeDice] | None = None) -> FitStage:
-    """The simplest stage that none beats by more than chance: in mIoU, or in Dice where it is given."""
-    values = {stage: mean_dice(dice[stage]) if dice else s.miou for stage, s in scores.items()}
+def best_stage(values: dict[FitStage, float], folds: Sequence[dict[FitStage, float]] = ()) -> FitStage:
+    """The simplest stage that none beats by more than chance, in total and in most of the folds."""
     best: FitStage = "nothing"
     for stage, value in values.items():
-        if stage != best and value > values[best] + MIN_GAIN:
+        better = sum(fold[stage] > fold[best] for fold in folds)
+        if stage != best and value > values[best] + MIN_GAIN and (not folds or 2 * better > len(folds)):
             best = stage
     return best
 
 
-def _cross_validate(examples: Examples, settings: FitSettings, totals: _ScoreSums, phases: Phases) -> tuple[Fold, ...]:
-    """Learn without each fold in turn and score it; the scores are added to `totals`, too."""
-    folds = []
-    parts = split(len(examples), settings.folds, settings.seed)
-    for number, held_out in enumerate(parts, start=1):
-        in_fold = _with_prefix(phases, f"fold {number} of {len(parts)}")
-        others = [index for index in range(len(examples)) if index not in held_out]
-        models = learn(examples, others, settings, in_fold)
-        sums = _ScoreSums(examples, settings)
-        _score(models, examples, held_out, (sums, totals), in_fold("scoring"))
-        folds.append(Fold(tuple(examples.files[index].stem for index in held_out), sums.compute()))
-    return tuple(folds)
+def _groups(examples: Examples, settings: FitSettings, notes: list[str]) -> list[str]:
+    """The group of each example; a note on them is added to `notes`."""
+    stems = [files.stem for files in examples.files]
+    if settings.groups is not None:
+        groups = groups_by_name(stems, settings.groups)
+        notes.append(f"The names show {len(set(groups))} groups: images of one group are held out together.")
+        return groups
+    if examples.dims == 3:
+        return stems
+    groups, note = groups_by_video(stems, [thumbnail(examples[i].image) for i in range(len(stems))], settings.folds)
+    notes += [note] if note else []
+    return groups
 
 
-def _with_prefix(phases: Phases, prefix: str) -> Phases:
-    return lambda name: phases(f"{prefix}: {name}")
+def _agreement(examples: Examples) -> float:
+    """How far predictions and masks agree beyond chance."""
+    tally = Tally(examples)
+    for index in range(len(examples)):
+        tally.add(examples[index], examples[index].log_p.argmax(0))
+    return tally.agreement()
 
 
-class _ScoreSums:
-    """The scores of every stage, summed over examples."""
-
-    def __init__(self, examples: Examples, settings: FitSettings) -> None:
-        stages: list[FitStage] = ["nothing", "triple penalty", "label contexts"]
-        stages = stages if settings.contexts else stages[:2]
-        self.volumes, names = examples.dims == 3, examples.labels.names
-        kind = VolumeMetrics if self.volumes else SegmentationMetrics
-        self.metrics = {stage: kind(len(names), VOID, names) for stage in stages}
-        self.dice: dict[FitStage, VolumeDice] = {stage: {} for stage in stages} if self.volumes else {}
-
-    def add(self, stage: FitStage, example: Example, labels: Tensor) -> None:
-        """Add the labels that a stage gives an example."""
-        mask, metrics = example.mask.long(), self.metrics[stage]
-        metrics.update(labels, mask)
-        if self.volumes:
-            self.dice[stage][example.stem] = volume_dice(labels, mask, len(metrics.names))
-
-    def compute(self) -> dict[FitStage, Scores]:
-        """The scores of all examples so far."""
-        return {stage: metrics.compute() for stage, metrics in self.metrics.items()}
-
-
-@torch.no_grad()
-def _score(
-    models: dict[FitStage, MeanField],
-    examples: Examples,
-    indices: Sequence[int],
-    sums: Sequence[_ScoreSums],
-    progress: Progress,
-) -> None:
-    """Add the scores of every stage on these examples to `sums`."""
-    for done, index in enumerate(indices, start=1):
-        example = examples[index]
-        for stage in sums[0].metrics:
-            labels = refined_labels(models[stage], example) if stage != "nothing" else example.log_p.float().argmax(0)
-            for sum_ in sums:
-                sum_.add(stage, example, labels)
-        progress(done, len(indices))
+def _score_folds(
+    examples: Examples, folds: Sequence[Sequence[int]], found: Found | None, phases: Phases
+) -> tuple[Tallies, list[Tallies]]:
+    """The scores of each stage on held-out images, in total and fold by fold."""
+    stages: list[FitStage] = ["nothing", *(found.models[0] if found else ())]
+    totals = {stage: Tally(examples, all_scores=True) for stage in stages}
+    in_folds = []
+    for number, held_out in enumerate(folds):
+        tallies = {stage: Tally(examples, all_scores=True) for stage in stages}
+        progress = phases(f"scoring fold {number + 1} of {len(folds)}")
+        for done, index in enumerate(held_out, start=1):
+            example = examples[index]
+            for stage in stages:
+                labels = example.log_p.float().argmax(0)
+                if found is not None and stage != "nothing":
+                    mrf = found.models[number][stage]
+                    labels = refine_image(mrf, example.log_p, example.image, example.spacing)[0].long()
+                for tally in (tallies[stage], totals[stage]):
+                    tally.add(example, labels)
+            progress(done, len(held_out))
+        in_folds.append(tallies)
+    return totals, in_folds
 
 
-def refined_labels(mrf: MeanField, example: Example) -> Tensor:
-    """The labels (*S) that the MRF gives an image or a volume."""
-    if example.spacing is None:
-        device = mrf.triple_penalty.scale.device
-        log_q: Tensor = mrf(example.log_p[None].float().to(device), example.image[None].to(device)).cpu()
-        return log_q[0].argmax(0)
-    labels = torch.empty(example.mask.shape, dtype=torch.int64)
-    for region, log_q in in_tiles(mrf, example.log_p, example.image, spacing=example.spacing):
-        labels[region] = log_q.argmax(0)
-    return labels
+def _final(
+    examples: Examples, settings: FitSettings, found: Found | None, stage: FitStage, phases: Phases
+) -> MeanField:
+    """The MRF of a stage, learned from all images by as many steps as cross-validation chose."""
+    if found is None or stage == "nothing":
+        return settings.build(len(examples.labels), 0, examples.spacing, Choice()).eval().requires_grad_(False)
+    learner = Learner(examples, range(len(examples)), settings, found.choice, phases("all images: triple penalty"))
+    if stage == "label contexts":
+        learner.learn_contexts(found.steps, phases("all images: label contexts"))
+    return learner.models()[stage].cpu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,51 +12,79 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.data.files import VOID
-from deepmrf.data.progress import Phases, Progress, no_phases
+from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.volumes import Spacing
 from deepmrf.evaluation.dice import soft_dice
 from deepmrf.layers import MeanField
 from deepmrf.predict.tiles import spaced
 from deepmrf.refine.crops import crop
 from deepmrf.refine.examples import MAX_BYTES_IN_MEMORY, Examples
-from deepmrf.refine.settings import FitSettings
-from deepmrf.training.mean_field import Trust, minimise, penalty_map, start_contexts
+from deepmrf.refine.settings import Choice, FitSettings
+from deepmrf.training.mean_field import Descent, Trust, minimise, penalty_map, start_contexts
 
 FitStage = Literal["nothing", "triple penalty", "label contexts"]
 """How far an MRF was learned; each stage builds on the one before. "nothing" returns the predictions as they are."""
+START_SCALE = 0.3
+"""Where the triple penalty's factor starts, so that its widths have a gradient from the first step on."""
 
 
-def learn(
-    examples: Examples,
-    indices: Sequence[int],
-    settings: FitSettings,
-    phases: Phases = no_phases,
-    last: FitStage = "label contexts",
-) -> dict[FitStage, MeanField]:
-    """The MRF after each stage up to `last`, learned from the examples at `indices` alone."""
-    teacher, labels = _Teacher(examples, indices, settings), len(examples.labels)
-    penalty_alone = settings.build(labels, 0, examples.spacing).to(settings.device)  # o14 = t = 0
-    teacher.teach_penalty(penalty_alone, phases("triple penalty"))
-    models: dict[FitStage, MeanField] = {"triple penalty": penalty_alone}
-    if settings.contexts and last == "label contexts":
-        full = settings.build(labels, settings.contexts, examples.spacing).to(settings.device)
-        full.triple_penalty.load_state_dict(penalty_alone.triple_penalty.state_dict())
-        teacher.teach_contexts(full, phases("label contexts"))
-        models["label contexts"] = full
-    return models
+class Learner:
+    """Learns one MRF from some of the examples: stage 2 when it is made, stage 3 for as many steps as asked."""
 
-
-class _Teacher:
-    """Teaches MRFs from some of the examples; what it learns of the network's confidence serves both stages."""
-
-    def __init__(self, examples: Examples, indices: Sequence[int], settings: FitSettings) -> None:
+    def __init__(
+        self,
+        examples: Examples,
+        indices: Sequence[int],
+        settings: FitSettings,
+        choice: Choice,
+        progress: Progress = no_progress,
+    ) -> None:
         self.examples, self.indices, self.settings = examples, np.asarray(indices), settings
         self.trust = Trust().to(settings.device)
+        """What is learned of the network's confidence serves both stages."""
         self.crop_size = examples.crop_size(settings.crop)
+        labels = len(examples.labels)
+        self.penalty_alone = settings.build(labels, 0, examples.spacing, choice).to(settings.device)
+        self._learn_penalty(progress)
+        self.mrf = self.penalty_alone
+        self.steps = 0
+        """Steps of stage 3 so far."""
+        if settings.contexts:
+            self.mrf = settings.build(labels, settings.contexts, examples.spacing, choice).to(settings.device)
+            self._start_contexts()
+        self.penalties = _Penalties(self.mrf, examples)
 
-    def teach_penalty(self, mrf: MeanField, progress: Progress) -> None:
+    def models(self) -> dict[FitStage, MeanField]:
+        """Copies of the MRF after each stage so far."""
+        models: dict[FitStage, MeanField] = {"triple penalty": copy.deepcopy(self.penalty_alone)}
+        if self.settings.contexts:
+            with self.descent.averaged():
+                models["label contexts"] = copy.deepcopy(self.mrf)
+        return {stage: model.eval().requires_grad_(False) for stage, model in models.items()}
+
+    @torch.no_grad()
+    def labels(self, index: int) -> Tensor:
+        """The labels (*S) that the MRF as it is gives an example, with the triple penalty from memory."""
+        log_p, t = (maps[None].float().to(self.settings.device) for maps in self._maps(index))
+        if not self.settings.contexts:
+            return self.mrf.from_penalty(log_p, t)[0].argmax(0).cpu()
+        with self.descent.averaged():
+            return self.mrf.from_penalty(log_p, t)[0].argmax(0).cpu()
+
+    def learn_contexts(self, steps: int, progress: Progress = no_progress) -> None:
+        """Take more steps of stage 3, with the triple penalty fixed and computed once per example."""
+        self.descent.run(self._contexts_loss, steps, progress)
+        self.steps += steps
+
+    def _maps(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.examples[index].log_p, self.penalties.get(index)
+
+    def _learn_penalty(self, progress: Progress) -> None:
         """Stage 2, for an MRF without label contexts."""
-        random = np.random.default_rng([self.settings.seed, 1])
+        mrf, random = self.penalty_alone, np.random.default_rng([self.settings.seed, 1])
+        agreement_costs_less = mrf.triple_penalty.kernel == "gaussian"  # differences cost more, of the other kernel
+        with torch.no_grad():
+            mrf.triple_penalty.scale.fill_(-START_SCALE if agreement_costs_less else START_SCALE)
 
         def loss() -> Tensor:
             batch = [self.examples[index] for index in self._draw(random)]
@@ -65,28 +94,28 @@ class _Teacher:
         steps, rate = self.settings.penalty_steps, self.settings.penalty_rate
         minimise([mrf.triple_penalty, self.trust], loss, steps, rate, progress)
 
-    def teach_contexts(self, mrf: MeanField, progress: Progress) -> None:
-        """Stage 3, with the triple penalty fixed and computed once per example."""
-        contexts = mrf.label_contexts
+    def _start_contexts(self) -> None:
+        """Start stage 3 where stage 2 ended: the same o14, with the factor of t moved into the patterns.
+
+        Where stage 2 found little use for t, a tiny t would teach stage 3 nothing.
+        """
+        penalty, contexts = self.mrf.triple_penalty, self.mrf.label_contexts
         assert contexts is not None  # settings.contexts is not 0
-        compatibility = torch.eye(contexts.labels, device=self.settings.device)  # o14 = t, as at the end of stage 2
-        if mrf.dims == 3:
-            # The same o14 with a larger t: where stage 2 found little use for t, a tiny t would teach stage 3 nothing.
-            compatibility = mrf.triple_penalty.scale * compatibility
-            with torch.no_grad():
-                mrf.triple_penalty.scale.fill_(1)
-        contexts.set_compatibility(compatibility)
+        penalty.load_state_dict(self.penalty_alone.triple_penalty.state_dict())
+        penalty.requires_grad_(False)
+        contexts.set_compatibility(penalty.scale * torch.eye(contexts.labels, device=self.settings.device))
+        penalty.shift.zero_()  # it moves all labels alike
+        penalty.scale.fill_(1)
         start_contexts(contexts, self.settings.seed)
-        penalties = _Penalties(mrf, self.examples)
-        random = np.random.default_rng([self.settings.seed + 1, 1])
+        self.descent = Descent([contexts, self.trust], self.settings.contexts_rate)
+        self.random = np.random.default_rng([self.settings.seed + 1, 1])
 
-        def loss() -> Tensor:
-            log_p, _, mask, t = self._stack(
-                [crop(self.examples[i], self.crop_size, random, penalties.get(i)) for i in self._draw(random)]
-            )
-            return self._loss(log_p.float() - contexts(t.float()), mask)  # b13 to b15
-
-        minimise([contexts, self.trust], loss, self.settings.contexts_steps, self.settings.contexts_rate, progress)
+    def _contexts_loss(self) -> Tensor:
+        batch = self._draw(self.random)
+        log_p, _, mask, t = self._stack(
+            [crop(self.examples[i], self.crop_size, self.random, self.penalties.get(i)) for i in batch]
+        )
+        return self._loss(self.mrf.from_penalty(log_p.float(), t.float()), mask)  # b13 to b15
 
     def _draw(self, random: np.random.Generator) -> list[int]:
         """The examples of one batch."""
@@ -111,7 +140,7 @@ class _Penalties:
     def __init__(self, mrf: MeanField, examples: Examples) -> None:
         self.mrf, self.examples = mrf, examples
         self.cached: dict[int, Tensor] = {}
-        self.bytes_left = MAX_BYTES_IN_MEMORY
+        self.bytes_left = MAX_BYTES_IN_MEMORY // 4  # a few learners live at a time
 
     def get(self, index: int) -> Tensor:
         """t (L, *S) of float16."""

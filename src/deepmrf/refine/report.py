@@ -15,6 +15,7 @@ from deepmrf.models.folder import check_mrf_folder, write_mrf
 from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.learn import FitStage
 from deepmrf.refine.predictions import Folder
+from deepmrf.refine.search import MIN_GAIN, Found
 from deepmrf.refine.settings import FitSettings
 
 
@@ -48,6 +49,8 @@ class FitReport:
     """The Dice of each volume, scored like `scores`; empty for images."""
     label_ids: LabelIds | None = None
     """The ids in the masks, and so in label maps, where they are not the labels 0 .. L-1."""
+    found: Found | None = None
+    """What was tried and chosen; None where the predictions agree with the masks no more than by chance."""
 
     @property
     def before(self) -> Scores:
@@ -61,27 +64,64 @@ class FitReport:
 
     @property
     def verdict(self) -> str:
-        """What the MRF gains, in a sentence."""
+        """What the MRF gains, in a sentence or two."""
         volumes = bool(self.dice)
         values = {stage: mean_dice(self.dice[stage]) if volumes else s.miou for stage, s in self.scores.items()}
         percents = {stage: f"{100 * value:.2f}" for stage, value in values.items()}
         count = f"{self.before.images} {'volumes' if volumes else 'images'}, each held out once"
+        measure = "the foreground's mean Dice" if volumes else "mIoU"
+        unchanged = "what is saved returns the predictions unchanged."
+        if self.found is None:
+            return (
+                f"No gain: the predictions agree with the masks no more than by chance ({measure} "
+                f"{percents['nothing']}), so there is nothing to refine and {unchanged} If they should agree, compare "
+                "the names of the files and the ids of the labels."
+            )
         tried = ", ".join(f"{stage} {percent}" for stage, percent in percents.items() if stage != "nothing")
         if self.stage == "nothing":
-            measure = "the foreground's mean Dice" if volumes else "mIoU"
+            perfect = values["nothing"] > 1 - MIN_GAIN
+            start = "No gain" if perfect or self.found.ending == "settled" else "No gain so far"
             return (
-                f"No gain: {measure} is {percents['nothing']} without and no better with an MRF ({tried}; {count}), "
-                "so what is saved returns the predictions unchanged."
+                f"{start}: {measure} is {percents['nothing']} without and no better with an MRF ({tried}; {count}), "
+                f"so {unchanged}{'' if perfect else self._advice}"
             )
         change = f"{percents['nothing']} to {percents[self.stage]}"
-        left_out = self.stage == "triple penalty" and "label contexts" in values
+        note = f"; label contexts gave {percents['label contexts']} and were left out" if self._left_out else ""
         if volumes:
             miou = f"mIoU {100 * self.before.miou:.2f} to {100 * self.after.miou:.2f}"
-            note = f"; label contexts were left out ({tried})" if left_out else ""
-            return f"The foreground's mean Dice goes from {change}, {miou} ({count}){note}."
+            return f"The foreground's mean Dice goes from {change}, {miou} ({count}){note}.{self._advice}"
         accuracy = f"pixel accuracy {100 * self.before.pixel_accuracy:.2f} to {100 * self.after.pixel_accuracy:.2f}"
-        note = f"; label contexts gave {percents['label contexts']} and were left out" if left_out else ""
-        return f"mIoU {change}, {accuracy} ({count}){note}."
+        return f"mIoU {change}, {accuracy} ({count}){note}.{self._advice}"
+
+    @property
+    def _left_out(self) -> bool:
+        """Were label contexts learned and found to be no better?"""
+        return self.stage == "triple penalty" and "label contexts" in self.scores
+
+    @property
+    def _advice(self) -> str:
+        """A sentence for a run that may have been too short."""
+        assert self.found is not None
+        if self.found.ending == "budget":
+            return (
+                f" The score was still changing when the {self.settings.minutes:g} minutes were over: "
+                "more minutes may gain more."
+            )
+        if self.found.ending == "steps" and self.stage == "nothing":
+            return " The number of steps was given: more may gain."
+        return ""
+
+    def trials_table(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows of what was tried, the chosen one first."""
+        measure = "mean Dice" if self.dice else "mIoU"
+        headings = ["tried", "steps", "folds", f"{measure} before", measure, "gain", "gain in each fold"]
+        rows = []
+        for trial in self.found.trials if self.found else ():
+            gains = " ".join(f"{100 * gain:+.2f}" for gain in trial.fold_gains)
+            score, before = 100 * trial.score, 100 * trial.before
+            numbers = [f"{before:.2f}", f"{score:.2f}", f"{score - before:+.2f}", gains]
+            rows.append([str(trial.choice), str(trial.steps), str(len(trial.fold_gains)), *numbers])
+        return headings, rows
 
     def table(self) -> tuple[list[str], list[tuple[str, list[float]]]]:
         """Headings and rows (title, one share per stage) of the scores of held-out images; of volumes, Dice first."""
@@ -112,12 +152,24 @@ class FitReport:
         }
         return {
             "kept": self.stage,
+            **({"search": self._search()} if self.found is not None else {}),
             **({"dice": dice} if dice else {}),
             "cross_validation": {stage: scores.to_dict() for stage, scores in self.scores.items()},
             "folds": [
                 {"held_out": list(f.held_out), "scores": {stage: s.to_dict() for stage, s in f.scores.items()}}
                 for f in self.folds
             ],
+        }
+
+    def _search(self) -> dict[str, Any]:
+        assert self.found is not None
+        found = self.found
+        return {
+            "ending": found.ending,
+            "chosen": asdict(found.choice),
+            "steps": found.steps,
+            "curve": [list(point) for point in found.curve],
+            "trials": [asdict(trial) for trial in found.trials],
         }
 
     def save(self, folder: Folder) -> Path:

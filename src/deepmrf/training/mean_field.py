@@ -8,7 +8,7 @@ on predictions from files:
     start_contexts(mrf.label_contexts, seed)   before stage 3: noise tells the K patterns of a label apart
     penalty_map(mrf, log_p, image)             t of one image, to be cached during stage 3
 
-A short run without a validation set, as in `refine`, takes its steps with
+`refine` takes its steps by `minimise`, a run of known length, and by `Descent`, which goes on as long as it helps:
 
     trust = Trust()
     minimise([mrf.triple_penalty, trust], lambda: cross_entropy(trust(mrf(log_p, image)), mask), steps, rate)
@@ -17,7 +17,8 @@ A short run without a validation set, as in `refine`, takes its steps with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ from deepmrf.layers import LabelContexts, MeanField
 
 PATTERN_NOISE = 1e-2
 """The standard deviation of the noise that tells patterns apart, summed over the pixels of a pattern."""
+STEPS_IN_MEAN = 50
+"""About how many of the last steps count in the mean weights of a Descent."""
 
 
 @torch.no_grad()
@@ -70,6 +73,47 @@ class Trust(nn.Module):
         return self.log_factor.exp() * scores
 
 
+class Descent:
+    """Steps of Adam at a constant rate, with the mean of the weights over the last steps.
+
+    The mean is about as good as weights whose rate has fallen to 0, and it is so at every step: a run can be judged
+    and then go on.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], rate: float) -> None:
+        self.parameters = [parameter for module in modules for parameter in module.requires_grad_(True).parameters()]
+        self.optimiser = torch.optim.Adam(self.parameters, lr=rate)
+        self.mean = [parameter.detach().clone() for parameter in self.parameters]
+        self.steps = 0
+
+    @torch.no_grad()
+    def _add_to_mean(self) -> None:
+        share = max(1 / STEPS_IN_MEAN, 9 / (self.steps + 9))  # of the new weights; the first ones are soon forgotten
+        for mean, parameter in zip(self.mean, self.parameters, strict=True):
+            mean.lerp_(parameter, share)
+
+    def run(self, loss: Callable[[], Tensor], steps: int, progress: Progress = no_progress) -> None:
+        """Take more steps."""
+        for step in range(steps):
+            take_step(self.optimiser, loss())
+            self.steps += 1
+            self._add_to_mean()
+            progress(step + 1, steps)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside the `with` block, the modules have the mean weights."""
+        latest = [parameter.detach().clone() for parameter in self.parameters]
+        with torch.no_grad():
+            for parameter, mean in zip(self.parameters, self.mean, strict=True):
+                parameter.copy_(mean)
+            try:
+                yield
+            finally:
+                for parameter, weights in zip(self.parameters, latest, strict=True):
+                    parameter.copy_(weights)
+
+
 def minimise(
     modules: Sequence[nn.Module],
     loss: Callable[[], Tensor],
@@ -79,18 +123,22 @@ def minimise(
 ) -> None:
     """Take `steps` steps of Adam on these modules; the rate falls from `rate` to 0 along half a cosine.
 
-    `loss` draws a batch at each call. A loss that is not finite, as of void pixels alone, is skipped.
+    `loss` draws a batch at each call.
     """
     parameters = [parameter for module in modules for parameter in module.requires_grad_(True).parameters()]
     optimiser = torch.optim.Adam(parameters, lr=rate)
     for step in range(steps):
         for group in optimiser.param_groups:
             group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
-        value = loss()
-        if bool(value.isfinite()):
-            optimiser.zero_grad()
-            value.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
+        take_step(optimiser, loss())
         progress(step + 1, steps)
     for module in modules:
         module.requires_grad_(False)
+
+
+def take_step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take one step; a loss that is not finite, as of void pixels alone, is skipped."""
+    if bool(loss.isfinite()):
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()

@@ -1,0 +1,159 @@
+"""The search for the best MRF: until the score stops rising, within its minutes, choosing by held-out images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deepmrf.refine import search as searching
+from deepmrf.refine.examples import open_examples
+from deepmrf.refine.fit import fit
+from deepmrf.refine.matching import match_files
+from deepmrf.refine.search import Search, Trial
+from deepmrf.refine.settings import Choice, FitSettings
+
+SMALL = FitSettings(
+    kernel="distance", gate=False, temperature=1.0, window=3, contexts=1, context_size=3, folds=2, crop=16, batch=2
+)
+SMALL = replace(SMALL, penalty_steps=3)
+
+
+def write(root, maps):
+    """Predictions, images and masks of (log_p, image, mask)."""
+    for name in ("predictions", "images", "masks"):
+        (root / name).mkdir()
+    for number, (log_p, image, mask) in enumerate(maps):
+        np.save(root / "predictions" / f"p{number}.npy", log_p)
+        Image.fromarray(image).save(root / "images" / f"p{number}.png")
+        Image.fromarray(mask).save(root / "masks" / f"p{number}.png")
+    return root / "predictions", root / "images", root / "masks"
+
+
+@pytest.fixture
+def shifted(tmp_path):
+    """Masks of stripes, and predictions that lie one pixel lower: only a pattern that looks down mends them."""
+    random, maps = np.random.default_rng(0), []
+    for _ in range(4):
+        mask = np.repeat(random.integers(0, 2, (10, 1)), 24, 1).repeat(3, 0).astype(np.uint8)
+        p = 0.6 * np.eye(2)[np.roll(mask, 1, axis=0)].transpose(2, 0, 1) + 0.2
+        maps.append((np.log(p).astype(np.float32), random.integers(0, 255, (30, 24, 3), np.uint8), mask))
+    return write(tmp_path, maps)
+
+
+@pytest.fixture
+def noise(tmp_path):
+    random = np.random.default_rng(0)
+    maps = [
+        (random.normal(size=(3, 24, 24)).astype(np.float32), *parts)
+        for parts in (
+            (random.integers(0, 255, (24, 24, 3), np.uint8), np.repeat(np.arange(3), 8)[:, None].repeat(24, 1))
+            for _ in range(4)
+        )
+    ]
+    return write(tmp_path, [(log_p, image, mask.astype(np.uint8)) for log_p, image, mask in maps])
+
+
+def scores_from(monkeypatch, curve):
+    """Let the score after so many steps be that of a function; training takes no time."""
+
+    def score(self, entrant, folds, steps, _):
+        value = curve(entrant.choice, steps)
+        return Trial(entrant.choice, steps, value, 0.5, (value - 0.5,) * len(folds))
+
+    monkeypatch.setattr(Search, "_score", score)
+    monkeypatch.setattr(searching.Learner, "learn_contexts", _count_steps)
+
+
+def _count_steps(self, steps, _=None):
+    self.steps += steps
+
+
+def open_search(folders, settings=SMALL, clock=lambda: 0.0):
+    examples = open_examples(match_files(*folders)[0], folders[2])
+    examples.read_all()
+    return Search(examples, [[0, 1], [2, 3]], settings, lambda _: lambda *_: None, clock, clock())
+
+
+def test_longer_training_gains_and_is_not_called_no_gain(shifted, monkeypatch):
+    monkeypatch.setattr(searching, "ROUND_STEPS", 30)
+    short = fit(*shifted, replace(SMALL, contexts_steps=1))
+    assert short.stage == "nothing"
+    assert short.verdict.startswith("No gain so far")
+    assert "more may gain" in short.verdict
+    long = fit(*shifted, replace(SMALL, contexts_rate=0.05))
+    assert long.found.ending == "settled"
+    assert long.stage == "label contexts"
+    assert long.after.miou > long.before.miou + 0.1
+    assert long.found.steps > 0
+    assert long.found.curve[0][0] == searching.ROUND_STEPS
+
+
+def test_noise_gains_nothing_and_the_report_says_so(noise):
+    report = fit(*noise, SMALL)
+    assert report.stage == "nothing"
+    assert report.verdict.startswith("No gain: the predictions agree with the masks no more than by chance")
+    log_p = torch.randn(1, 3, 9, 9).log_softmax(1)
+    torch.testing.assert_close(report.mean_field(log_p, torch.rand(1, 3, 9, 9)), log_p)
+
+
+def test_training_stops_where_the_score_does(shifted, monkeypatch):
+    scores_from(monkeypatch, lambda _, steps: 0.6 + min(steps, 400) / 10_000)
+    found = open_search(shifted).run()
+    assert (found.steps, found.ending) == (400, "settled")
+    assert [steps for steps, _ in found.curve] == [100, 200, 300, 400, 500, 600]
+    assert found.trials[0].score == pytest.approx(0.64)
+
+
+def test_the_best_choice_wins_and_all_are_listed(shifted, monkeypatch):
+    def curve(choice, steps):
+        slow = 0.7 if choice.kernel == "gaussian" else 0.55
+        return {100: 0.6, 200: slow}.get(steps, slow) + 0.001 * choice.gate - 0.001 * abs(choice.temperature - 1.4)
+
+    scores_from(monkeypatch, curve)
+    settings = replace(SMALL, kernel=None, gate=None, temperature=None)
+    found = open_search(shifted, settings).run()
+    assert {trial.choice for trial in found.trials} == {
+        *(Choice(kernel, gate) for kernel in ("distance", "gaussian") for gate in (False, True)),
+        *(Choice(found.trials[1].choice.kernel, True, t) for t in (0.7, 1.4)),
+    }
+    assert len(found.trials[0].fold_gains) == 2
+    assert found.trials[0].choice == found.choice
+    given = open_search(shifted, replace(settings, kernel="gaussian", gate=False, temperature=2.0)).run()
+    assert [trial.choice for trial in given.trials] == [Choice("gaussian", False, 2.0)]
+
+
+@pytest.mark.parametrize(("minutes", "rounds"), [(1, 1), (5, 4), (10, 9)])
+def test_the_minutes_bound_the_steps(shifted, monkeypatch, minutes, rounds):
+    seconds = [0.0]
+
+    def take_time(self, steps, _=None):
+        seconds[0] += 10.0  # 20 a round, for two folds
+        self.steps += steps
+
+    scores_from(monkeypatch, lambda _, steps: 0.6 + steps / 100_000)
+    monkeypatch.setattr(searching.Learner, "learn_contexts", take_time)
+    search = open_search(shifted, replace(SMALL, minutes=minutes), lambda: seconds[0])
+    found = search.run()
+    assert found.ending == "budget"
+    assert found.steps == found.curve[-1][0]
+    final = 10.0 * len(found.curve)
+    assert seconds[0] + final <= 60 * minutes
+    assert len(found.curve) >= rounds
+
+
+def test_few_minutes_try_fewer_choices(shifted, monkeypatch):
+    seconds = [0.0]
+
+    def take_time(self, steps, _=None):
+        seconds[0] += 30.0
+        self.steps += steps
+
+    scores_from(monkeypatch, lambda _, steps: 0.6 + steps / 100_000)
+    monkeypatch.setattr(searching.Learner, "learn_contexts", take_time)
+    settings = replace(SMALL, kernel=None, gate=None, temperature=None, minutes=2)
+    found = open_search(shifted, settings, lambda: seconds[0]).run()
+    assert [trial.choice.kernel for trial in found.trials] in (["distance", "gaussian"], ["gaussian", "distance"])
