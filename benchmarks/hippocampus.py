@@ -3,10 +3,9 @@
     python benchmarks/hippocampus.py --data PATH --out DIR --device cuda
 
 PATH holds images/ and labels/ with NIfTI files of equal names (Task04 of the Medical Segmentation Decathlon). By the
-seed, 3/5 of the volumes train the U-Net, 1/5 teach the MRF and 1/5 are held out to report. Everything that is chosen,
-the MRF's settings among CANDIDATES included, is chosen by cross-validation on the second part; the third is scored
-once, at the end. The U-Net never saw the second part either: on its own training volumes it errs too rarely to learn
-from.
+seed, 3/5 of the volumes train the U-Net, 1/5 teach the MRF and 1/5 are held out to report. `fit` chooses by
+cross-validation on the second part; the third is scored once, at the end. The U-Net never saw the second part either:
+on its own training volumes it errs too rarely to learn from.
 
 DIR gets the U-Net (unary.safetensors; if it is there already it is taken as it is), predictions as .npz, the refined
 label maps as .nii.gz and results.json.
@@ -31,24 +30,15 @@ from torch.nn import functional
 from deepmrf.data.dataset import lookup_table
 from deepmrf.data.files import VOID
 from deepmrf.data.volumes import read_volume, read_volume_mask, stem, volumes_in
-from deepmrf.evaluation.dice import mean_dice, volume_dice
+from deepmrf.evaluation.dice import volume_dice
+from deepmrf.layers import MeanField
 from deepmrf.refine.apply import refine
-from deepmrf.refine.examples import open_examples
 from deepmrf.refine.fit import fit
-from deepmrf.refine.learn import learn
-from deepmrf.refine.matching import match_files
-from deepmrf.refine.settings import VOLUME_SETTINGS, FitSettings
+from deepmrf.refine.report import FitReport
+from deepmrf.refine.settings import VOLUME_SETTINGS
 from deepmrf.unary import build
 
 LABELS = 3
-CANDIDATES: dict[str, dict[str, object]] = {
-    "gaussian, 3 x 3 x 3": {},
-    "gaussian, 5 x 5 x 5": {"context_size": 5, "contexts_rate": 5e-4},
-    "distance, 3 x 3 x 3": {"kernel": "distance"},
-}
-"""What cross-validation chooses from, by kernel and size of the patterns, as changes to the defaults for volumes."""
-Folders = tuple[Path, Path, Path]
-"""Predictions, images and masks."""
 CROP = (40, 56, 40)
 """What the U-Net is trained on: about a whole volume."""
 Pair = tuple[Tensor, Tensor]
@@ -167,19 +157,6 @@ def predict(
     print(f"U-Net on {to.parent.name}: Dice {np.round(100 * np.mean(scores, 0), 2).tolist()}", flush=True)
 
 
-def choose(folders: Folders, device: str) -> tuple[FitSettings, dict[str, object]]:
-    """The candidate whose MRF, label contexts included, has the best Dice on volumes held out of the second part."""
-    found: dict[str, float] = {}
-    told: dict[str, object] = {}
-    for name, options in CANDIDATES.items():
-        report = fit(*folders, replace(VOLUME_SETTINGS, **options, device=device, folds=2))
-        told[name] = {part: mean_dice(values) for part, values in report.dice.items()}
-        found[name] = mean_dice(report.dice["label contexts"])
-        print(f"{name}: {', '.join(f'{p} {100 * v:.2f}' for p, v in told[name].items())}", flush=True)
-    best = max(found, key=lambda name: found[name])
-    return replace(VOLUME_SETTINGS, **CANDIDATES[best], device=device), {"chosen": best, "cross_validation": told}
-
-
 def score(labels: Path, truth: Path, paths: list[Path]) -> NDArray[np.float64]:
     """Dice (V, 2) of label maps in NIfTI files."""
     rows = []
@@ -192,19 +169,17 @@ def score(labels: Path, truth: Path, paths: list[Path]) -> NDArray[np.float64]:
     return np.array(rows)
 
 
-def compare(folders: Folders, settings: FitSettings, out: Path, paths: list[Path]) -> dict[str, dict[str, object]]:
-    """Learn from all of the second part, refine the third as `deepmrf refine` does, and score what lies on the disk."""
-    predictions, images, masks = folders
-    examples = open_examples(match_files(predictions, images, masks)[0], masks)
-    examples.read_all()
-    models = {"U-Net": settings.build(LABELS, 0, examples.spacing)}  # untrained, it returns its input
-    models |= learn(examples, range(len(examples)), settings)
+def compare(report: FitReport, images: Path, masks: Path, out: Path, paths: list[Path]) -> dict[str, dict[str, object]]:
+    """Refine the third part as `deepmrf refine` does, and score what lies on the disk."""
+    mrf = report.mean_field
+    settings = {**mrf.settings, "contexts": 0, "temperature": 1.0}
+    models = {"U-Net": MeanField(**settings).eval(), f"U-Net + {report.stage}": mrf}  # untrained, it returns its input
     told: dict[str, dict[str, object]] = {}
     before = None
     for name, mrf in models.items():
         to = out / "test" / name.replace(" ", "-")
-        report = refine(mrf.eval(), examples.labels, out / "test" / "predictions", images, to, overwrite=True)
-        assert not report.failed, report.failed
+        done = refine(mrf, report.labels, out / "test" / "predictions", images, to, overwrite=True)
+        assert not done.failed, done.failed
         scores = score(to, masks, paths)
         before = scores if before is None else before
         gain = (scores - before).mean(1)
@@ -228,6 +203,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1500, help="of the U-Net's training")
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=3.0, help="of the MRF's fit")
     parser.add_argument("--width", type=int, default=16, help="of the U-Net")
     parser.add_argument("--levels", type=int, default=3, help="of the U-Net")
     parser.add_argument("--limit", type=int, help="use so many volumes only, for a try")
@@ -245,14 +221,15 @@ def main() -> None:
     if given.unary_only:
         return
     folders = given.out / "fit" / "predictions", given.data / "images", given.data / "labels"
-    settings, chosen = choose(folders, given.device)
-    found = compare(folders, settings, given.out, paths["test"])
+    report = fit(*folders, replace(VOLUME_SETTINGS, device=given.device, minutes=given.minutes, seed=given.seed))
+    print(report.verdict, flush=True)
+    found = compare(report, *folders[1:], given.out, paths["test"])
     whole = {
         "split": {part: [stem(path) for path in of] for part, of in paths.items()},
         "seed": given.seed,
         "unary": {**size, "parameters": sum(t.numel() for t in load_file(weights).values())},
-        "settings": asdict(settings),
-        **chosen,
+        "settings": asdict(report.settings),
+        **report.to_dict(),
         "held_out": found,
     }
     (given.out / "results.json").write_text(json.dumps(whole, indent=1) + "\n")

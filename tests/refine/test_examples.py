@@ -30,9 +30,9 @@ def test_all_kinds_of_predictions_are_told(folders):
     np.save(folders[0] / "1.npy", 9 * random.normal(size=(3, *SIZE)).astype(np.float32))
     report = fit(*folders, QUICK)
     assert report.kind == "label ids; logits"
-    assert report.notes == (
+    assert report.notes[0] == (
         "The predictions were not all read alike: 3 as label ids (0 ...); 1 as logits (1 ...); "
-        "save them all alike if that is wrong.",
+        "save them all alike if that is wrong."
     )
 
 

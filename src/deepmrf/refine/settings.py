@@ -35,7 +35,7 @@ class Choice:
 
     def __str__(self) -> str:
         gate = "gate" if self.gate else "no gate"
-        return f"{self.kernel} kernel, {gate}, temperature {self.temperature:g}"
+        return f"{self.kernel}, {gate}, temperature {self.temperature:g}"
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,12 @@ from deepmrf.layers import LabelContexts, MeanField
 
 PATTERN_NOISE = 1e-2
 """The standard deviation of the noise that tells patterns apart, summed over the pixels of a pattern."""
+SMALL_GRADIENT = 1e-4
+"""Adam's epsilon in a Descent: weights whose gradients are smaller, as those of rare pairs of labels, move less.
+
+With the usual 1e-8 they move as fast as all others, and learn the images instead of the labels: of a video, frames at
+another time gained 0.3 points of mIoU instead of 0.9.
+"""
 STEPS_IN_MEAN = 50
 """About how many of the last steps count in the mean weights of a Descent."""
 
@@ -82,7 +88,7 @@ class Descent:
 
     def __init__(self, modules: Sequence[nn.Module], rate: float) -> None:
         self.parameters = [parameter for module in modules for parameter in module.requires_grad_(True).parameters()]
-        self.optimiser = torch.optim.Adam(self.parameters, lr=rate)
+        self.optimiser = torch.optim.Adam(self.parameters, lr=rate, eps=SMALL_GRADIENT)
         self.mean = [parameter.detach().clone() for parameter in self.parameters]
         self.steps = 0
 
