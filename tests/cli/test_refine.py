@@ -97,6 +97,7 @@ def test_grey_masks_are_soft_masks(folders):
     assert code == 0, text
     assert "read as soft masks, grey is the probability of the foreground." in text
     for file in (path / "out").iterdir():
+        assert Image.open(file).mode == "L"
         result = np.asarray(Image.open(file))
         assert set(np.unique(result)) == {0, 255}
         assert (result == truth).mean() > 0.99
@@ -157,7 +158,10 @@ def test_empty_masks_give_one_sentence(folders, value, shown):
         Image.fromarray(np.full_like(truth, value)).save(file)
     code, text = type_in("--preset", "voc", *options)
     assert code == 2
-    assert text.strip() == f"The predictions show {shown} labels, but at least 2 are needed; check what they hold."
+    assert (
+        text.strip()
+        == f"The predictions show {shown} labels, but at least 2 are needed; give a labels.json that names all labels."
+    )
 
 
 def test_labels_painted_for_the_eye_ask_for_their_ids(folders):

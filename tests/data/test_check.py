@@ -58,6 +58,7 @@ def test_a_broken_tree_is_reported_in_full(tmp_path, pair, save):
 def test_a_dataset_that_cannot_be_opened(tmp_path):
     report = check(f"camvid:{tmp_path}/[bold]nowhere")
     [problem] = report.problems
-    assert problem.startswith(f"{tmp_path}/[bold]nowhere does not exist; give the folder of camvid as camvid:PATH")
+    assert problem.startswith(f"{tmp_path}/[bold]nowhere does not exist; give the folder of camvid as camvid:PATH, or ")
+    assert problem.endswith("deepmrf data get camvid")
     assert "nowhere does not exist" in text(report)
     assert "not known; give one of camvid:PATH" in check("cam").problems[0]

@@ -62,7 +62,7 @@ def test_bad_outlines(root):
 
 
 def test_bad_trees(root):
-    with pytest.raises(FileNotFoundError, match=r"instances_val2017\.json does not exist; .* are: train2017"):
+    with pytest.raises(FileNotFoundError, match=r"instances_val2017\.json does not exist; give a split .*: train2017"):
         coco(root, "val")
     (root / "annotations" / "instances_val2017.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match=r"val2017 does not exist; unpack val2017\.zip"):

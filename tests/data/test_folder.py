@@ -85,11 +85,11 @@ def test_masks_without_image_are_kept_in_mind(tmp_path, pair, save):
     "content, message",
     [
         ("{", "cannot be used"),
-        ("[]", "not an object"),
+        ("[]", "no object with the key 'names'; write one such as"),
         ('{"colours": []}', "has no 'names'"),
         ('{"names": ["a", "b"], "ids": [0]}', r"'ids' are \[0\]; give 2 different ids"),
         ('{"names": ["a", "b"], "ids": [0, 256]}', "different ids of 0 to 255"),
-        ('{"names": ["a", "b"], "ignore": 1}', "'ignore' is 1"),
+        ('{"names": ["a", "b"], "ignore": 1}', "void id 1 of 'ignore' is the id of a label too"),
         ('{"names": ["a", "b"], "void": 1}', "unknown key 'void'"),
     ],
 )
@@ -131,3 +131,36 @@ def test_written_datasets_read_back(tmp_path):
     for item, other in zip(dataset, back, strict=True):
         for a, b in zip(dataset.read(item), back.read(other), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_an_unknown_id_says_what_to_write_into_labels_json(tmp_path, save):
+    top = tmp_path / "mine"
+    save(top / "images" / "a.png", np.zeros((4, 6, 3)))
+    mask = np.zeros((4, 6), np.uint8)
+    mask[0, 0] = 11
+    save(top / "masks" / "a.png", mask)
+    (top / "labels.json").write_text('{"names": ["a", "b"]}')
+    dataset = folder(top)
+    remedy = rf'holds the id 11, but the ids here are 0 to 1, 255; write "ignore": 11 into {top}/labels.json if'
+    with pytest.raises(DataError, match=remedy):
+        dataset.read_mask(dataset[0])
+    (top / "labels.json").write_text('{"names": ["a", "b"], "ignore": 11}')
+    assert folder(top).read_mask(dataset[0])[0, 0] == 255
+    mask[1, 1] = 12
+    save(top / "masks" / "a.png", mask)
+    with pytest.raises(DataError, match=r'holds the id 12, .* write "ignore": \[11, 12\] into'):
+        folder(top).read_mask(dataset[0])
+    (top / "labels.json").write_text('{"names": ["a", "b"], "ignore": [11, 12]}')
+    assert np.count_nonzero(folder(top).read_mask(dataset[0]) == 255) == 2
+
+
+def test_an_unknown_colour_says_what_to_do(tmp_path, save):
+    save(tmp_path / "images" / "a.png", np.zeros((4, 6, 3)))
+    save(tmp_path / "masks" / "a.png", np.full((4, 6, 3), (9, 8, 7)))
+    (tmp_path / "labels.json").write_text('{"names": ["a"], "colours": [[0, 0, 0]]}')
+    dataset = folder(tmp_path)
+    with pytest.raises(DataError, match=r"\(9, 8, 7\), which is none of .*; paint it .* or add names and colours to"):
+        dataset.read_mask(dataset[0])
+    (tmp_path / "labels.json").write_text('{"names": ["a"]}')
+    with pytest.raises(DataError, match=r'is a mask of mode RGB; .* or write the "colours" of the labels into'):
+        folder(tmp_path).read_mask(dataset[0])

@@ -40,7 +40,9 @@ def test_animals_keep_six_classes(root):
 
 
 def test_bad_trees(root, tmp_path, save):
-    with pytest.raises(FileNotFoundError, match=r"train9\.txt does not exist; the lists there are: train, val"):
+    with pytest.raises(
+        FileNotFoundError, match=r"train9\.txt does not exist; give a split that has a list there: train, val"
+    ):
         voc(root, "train9")
     with pytest.raises(FileNotFoundError, match="add_sbd"):
         voc(root, "trainaug")

@@ -84,3 +84,18 @@ def test_ids_that_are_the_labels_are_not_kept(folders, tmp_path):
     assert report.label_ids is None
     assert open_mrf(report.save(tmp_path / "mrf"))[2] is None
     assert "ids" not in json.loads((tmp_path / "mrf" / "config.json").read_text())
+
+
+def test_an_id_that_no_label_has_says_what_to_write(tmp_path, type_in):
+    for name in ("predictions", "images", "masks"):
+        (tmp_path / name).mkdir()
+    for number in range(2):
+        mask = np.zeros((8, 9), np.uint8)
+        mask[0, 0] = 3
+        np.save(tmp_path / "predictions" / f"{number}.npy", np.full((3, 8, 9), 1 / 3, np.float32))
+        Image.fromarray(np.zeros((8, 9, 3), np.uint8)).save(tmp_path / "images" / f"{number}.png")
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{number}.png")
+    words = [word for name in ("predictions", "images", "masks") for word in (f"--{name}", tmp_path / name)]
+    code, text = type_in("fit", *words, "-o", tmp_path / "mrf")
+    assert code == 2
+    assert f'write {tmp_path}/masks/labels.json with the "names" of all labels, and "ignore": 3 if this is void' in text

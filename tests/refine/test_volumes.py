@@ -151,11 +151,12 @@ def test_bad_predictions_are_named(tmp_path):
         with pytest.raises(DataError, match=text):
             read(tmp_path, "a")
 
-    says(np.zeros(SIZE, np.float32), r"save \(L, D, H, W\) or \(D, H, W, L\)")
+    says(np.zeros(SIZE[1:], np.float32), r"save \(L, D, H, W\) or \(D, H, W, L\)")
+    says(np.zeros(SIZE, np.float32), r"holds a single map; save two, 1 - p and p, as \(2, D, H, W\)")
     says(np.zeros((5, *SIZE), np.float32), r"save \(3, D, H, W\)")
     says(np.full(SIZE, 7), "the id 7")
     save(tmp_path / "b.nii", np.random.default_rng(0).random(SIZE).astype(np.float32))
-    with pytest.raises(DataError, match=r"b\.nii has shape"):
+    with pytest.raises(DataError, match=r"b\.nii holds a single map"):
         read(tmp_path, "b")
     assert PredictionFolder(tmp_path, 3).find("z") is None
 

@@ -100,7 +100,8 @@ def _annotations(folder: Path, split: str) -> tuple[str, Path]:
             return name, path
     splits = sorted(p.stem.removeprefix("instances_") for p in (folder / "annotations").glob("instances_*.json"))
     expected = folder / "annotations" / f"instances_{split}2017.json"
-    raise FileNotFoundError(f"{expected} does not exist; the annotations there are: {', '.join(splits) or 'none'}.")
+    known = ", ".join(splits) or "none"
+    raise FileNotFoundError(f"{expected} does not exist; give a split whose annotations are there: {known}.")
 
 
 def _draw(shape: Any, height: int, width: int, name: str, path: Path) -> Bytes:
@@ -123,6 +124,8 @@ def _draw(shape: Any, height: int, width: int, name: str, path: Path) -> Bytes:
         raise DataError(message, path, "unreadable") from error
     if drawn.shape != (height, width):
         size = f"{drawn.shape[1]} x {drawn.shape[0]}"
-        message = f"{path} has run lengths of {size} for {name}, which is {width} x {height}; correct it."
+        message = (
+            f"{path} has run lengths of {size} for {name}, which is {width} x {height}; unpack the annotations again."
+        )
         raise DataError(message, path, "size")
     return drawn

@@ -57,10 +57,11 @@ class Dataset(Sequence[Item]):
         lookup: NDArray[np.int16] | None = None,
         colours: Mapping[Colour, int] | None = None,
         unpaired: Iterable[Path] = (),
+        labels_json: Path | None = None,
     ) -> None:
         """lookup (256,): from ids in 8-bit masks to labels. colours: from colours in masks to labels.
 
-        Without both, ids are labels. unpaired: mask files without an image.
+        Without both, ids are labels. unpaired: mask files without an image. labels_json: for errors about masks.
         """
         self.items = tuple(items)
         self.labels = labels
@@ -69,6 +70,7 @@ class Dataset(Sequence[Item]):
             self.lookup = lookup_table({**{i: i for i in range(len(labels))}, labels.ignore: VOID})
         self.colours = colours
         self.unpaired = tuple(unpaired)
+        self.labels_json = labels_json
 
     def __len__(self) -> int:
         return len(self.items)
@@ -95,7 +97,7 @@ class Dataset(Sequence[Item]):
 
     def read_mask(self, item: Item) -> Bytes | None:
         """Read the mask (H, W), or None if the item has no labels."""
-        return None if item.mask is None else read_mask(item.mask, self.lookup, self.colours)
+        return None if item.mask is None else read_mask(item.mask, self.lookup, self.colours, self.labels_json)
 
     def read(self, item: Item) -> tuple[Bytes, Bytes | None]:
         """Read the image (H, W, 3) and its mask (H, W), or None if the item has no labels."""
@@ -206,7 +208,7 @@ def sequence_and_frame(name: str) -> tuple[str, int]:
 def need_items(items: list[Item], root: Path, split: str) -> list[Item]:
     """Return `items` if there are any, all with different names."""
     if not items:
-        raise FileNotFoundError(f"{root} holds no images for {split}; check the path and the layout.")
+        raise FileNotFoundError(f"{root} holds no images for {split}; check the path and the layout (docs/formats.md).")
     by_name: dict[str, Item] = {}
     for item in items:
         if item.name in by_name:

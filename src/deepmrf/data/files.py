@@ -188,34 +188,52 @@ def _from_lab(picture: Image.Image) -> Image.Image:
     return converted
 
 
-def read_mask(path: Path, lookup: NDArray[np.int16] | None, colours: Mapping[Colour, int] | None) -> Bytes:
-    """Read a mask as labels (H, W): 8-bit ids by `lookup` (256,), where -1 is an error, or colours by `colours`."""
+def read_mask(
+    path: Path,
+    lookup: NDArray[np.int16] | None,
+    colours: Mapping[Colour, int] | None,
+    labels_json: Path | None = None,
+) -> Bytes:
+    """Read a mask as labels (H, W): 8-bit ids by `lookup` (256,), where -1 is an error, or colours by `colours`.
+
+    labels_json: the file that describes the labels, or would, for errors to name.
+    """
     with decoded(path) as picture:
         if lookup is not None and picture.mode in ("1", "L", "P"):
-            return map_ids(np.array(picture, dtype=np.uint8), lookup, path)
+            return map_ids(np.array(picture, dtype=np.uint8), lookup, path, labels_json)
         if colours is not None and picture.mode in ("P", "RGB", "RGBA"):
-            return _map_colours(np.array(picture.convert("RGB")), colours, path)
+            return _map_colours(np.array(picture.convert("RGB")), colours, path, labels_json)
         if lookup is not None and picture.mode == "RGB":
             channels = np.array(picture)
             if (channels == channels[..., :1]).all():  # a grey mask saved as RGB
-                return map_ids(channels[..., 0], lookup, path)
+                return map_ids(channels[..., 0], lookup, path, labels_json)
         needed = "colours of the label set" if lookup is None else "8-bit ids, grey or palette"
+        if labels_json is not None and picture.mode in ("RGB", "RGBA"):
+            needed += f', or write the "colours" of the labels into {labels_json}'
         raise DataError(f"{path} is a mask of mode {picture.mode}; save it as PNG with {needed}.", path, "unreadable")
 
 
-def map_ids(ids: Bytes, lookup: NDArray[np.int16], path: Path) -> Bytes:
-    """Replace ids by labels through `lookup` (256,); -1 there is an error."""
+def map_ids(ids: Bytes, lookup: NDArray[np.int16], path: Path, labels_json: Path | None = None) -> Bytes:
+    """Replace ids by labels through `lookup` (256,); -1 there is an error, which names labels_json."""
     mapped = lookup[ids]
     if mapped.size and mapped.min() < 0:
         wrong = sorted(set(ids[mapped < 0].tolist()))
         known = _ranges(np.flatnonzero(lookup >= 0).tolist())
-        raise DataError(
-            f"{path} holds the id {shortened(wrong)}, but the ids here are {known}; correct it.", path, "id"
-        )
+        remedy = "correct the mask" if labels_json is None else _describe_ids(wrong, lookup, labels_json)
+        raise DataError(f"{path} holds the id {shortened(wrong)}, but the ids here are {known}; {remedy}.", path, "id")
     return mapped.astype(np.uint8)
 
 
-def _map_colours(rgb: Bytes, colours: Mapping[Colour, int], path: Path) -> Bytes:
+def _describe_ids(wrong: Sequence[int], lookup: NDArray[np.int16], labels_json: Path) -> str:
+    """What to write into labels.json so that these ids have a meaning."""
+    void = sorted({*wrong, *np.flatnonzero(lookup == VOID).tolist()} - {VOID})
+    ignore = f'"ignore": {void[0] if len(void) == 1 else void}'
+    if labels_json.is_file():
+        return f"write {ignore} into {labels_json} if this is void, or add names there if these are labels"
+    return f'write {labels_json} with the "names" of all labels, and {ignore} if this is void'
+
+
+def _map_colours(rgb: Bytes, colours: Mapping[Colour, int], path: Path, labels_json: Path | None) -> Bytes:
     weights = np.array([65536, 256, 1], dtype=np.int32)
     codes = rgb.astype(np.int32) @ weights  # (H, W): one int per colour
     ordered = sorted(colours)  # by their codes
@@ -225,7 +243,12 @@ def _map_colours(rgb: Bytes, colours: Mapping[Colour, int], path: Path) -> Bytes
     if wrong.any():
         unknown = shortened(sorted({tuple(colour) for colour in rgb[wrong].tolist()}))
         choices = f"the {len(ordered)} colours known here"
-        raise DataError(f"{path} holds the colour {unknown}, which is none of {choices}; correct it.", path, "id")
+        remedy = "" if labels_json is None else f", or add names and colours to {labels_json}"
+        raise DataError(
+            f"{path} holds the colour {unknown}, which is none of {choices}; paint it without smooth edges{remedy}.",
+            path,
+            "id",
+        )
     labels: Bytes = np.array([colours[colour] for colour in ordered], dtype=np.uint8)[index]
     return labels
 

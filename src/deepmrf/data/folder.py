@@ -7,6 +7,7 @@
 
 A folder below those is a video; its images are the frames, in order of name. Only "names" is required in labels.json.
 "ids" are the ids in the masks if they are not 0, 1, 2 ...; with "colours", masks may also be painted in these colours.
+"ignore" is the id that means void, or a list of such ids.
 Without labels.json, the labels are the ids in the masks. Images without a mask are unlabelled; 255 is void.
 """
 
@@ -15,7 +16,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +31,8 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.writing import write_text
 
+LABELS_FILE, KEYS = "labels.json", ("names", "colours", "ids", "ignore")
+"""The file that describes labels, and its keys."""
 _LOSSY = (".jpg", ".jpeg", ".webp")
 
 
@@ -55,13 +60,13 @@ def folder(root: str | os.PathLike[str], split: str | None = None) -> Dataset:
         items += [Item(name, images / f"{name}{suffix}", None) for name in missing]
     need_items(items, top, f"split {split!r} (splits found: {splits})" if split else "any split")
     labels, lookup, colours = read_labels(top)
-    return Dataset(items, labels, lookup, colours, unpaired=unpaired.values())
+    return Dataset(items, labels, lookup, colours, unpaired.values(), top / LABELS_FILE)
 
 
 def write_folder(dataset: Dataset, to: str | os.PathLike[str], split: str, progress: Progress | None = None) -> Path:
     """Write any dataset as images/SPLIT, masks/SPLIT (palette PNG) and labels.json, for `folder` to read."""
     top = Path(to)
-    write_text(top / "labels.json", json.dumps(dataset.labels.to_dict() | {"ignore": VOID}, indent=2) + "\n")
+    write_text(top / LABELS_FILE, json.dumps(dataset.labels.to_dict() | {"ignore": VOID}, indent=2) + "\n")
     palette = dataset.labels.palette().tobytes()
     for done, item in enumerate(dataset, start=1):
         image, mask = dataset.read(item)
@@ -121,16 +126,14 @@ def _frame_numbers(paths: list[Path]) -> list[int]:
 
 def read_labels(top: Path) -> tuple[LabelSet, NDArray[np.int16], dict[Colour, int] | None]:
     """Return the labels of a folder, the table from ids in its masks to labels, and the colours of labels, if any."""
-    path = top / "labels.json"
+    path = top / LABELS_FILE
     return labels_file(path) if path.is_file() else (*_inferred(top), None)
 
 
 def labels_file(path: Path) -> tuple[LabelSet, NDArray[np.int16], dict[Colour, int] | None]:
     """Return the same from labels.json."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
-        if not isinstance(values, dict):
-            raise ValueError("It is not an object with the key 'names'.")
+        values = _json_object(path)
         ids, ignore = values.pop("ids", None), values.pop("ignore", VOID)
         painted = values.get("colours") is not None
         labels = LabelSet.from_dict(values)
@@ -138,16 +141,39 @@ def labels_file(path: Path) -> tuple[LabelSet, NDArray[np.int16], dict[Colour, i
         valid = all(isinstance(i, int) and 0 <= i <= 255 for i in ids) and len(set(ids)) == len(ids) == len(labels)
         if not valid:
             raise ValueError(f"The 'ids' are {ids}; give {len(labels)} different ids of 0 to 255.")
-        if ignore is not None and (not isinstance(ignore, int) or not 0 <= ignore <= 255 or ignore in ids):
-            if ignore != VOID:  # 255 is a label here, so there is no void
-                raise ValueError(f"The void id 'ignore' is {ignore!r}; give an id of 0 to 255 that is no label.")
-            ignore = None
+        void = _void_ids(ignore, ids)
     except (ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be used: {error}", path, "unreadable") from error
-    mapping = {} if ignore is None else {ignore: VOID}
+    mapping = dict.fromkeys(void, VOID)
     lookup = lookup_table(mapping | {id_in_file: label for label, id_in_file in enumerate(ids)})
     colours = {colour: label for label, colour in enumerate(labels.colours)} if painted else None
     return labels, lookup, colours
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """The content of labels.json, with keys that it may have."""
+    example = 'such as {"names": ["background", "object"]}'
+    try:
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise ValueError(f"It is no valid JSON ({error}); write an object {example}.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"It holds no object with the key 'names'; write one {example}.")
+    unknown = sorted(set(values) - set(KEYS))
+    if unknown:
+        raise ValueError(f"It has the unknown key {unknown[0]!r}; known ones are {', '.join(KEYS)}.")
+    return values
+
+
+def _void_ids(ignore: Any, ids: Sequence[int]) -> list[int]:
+    """The ids that "ignore" names: one, or a list of them."""
+    void = [] if ignore is None else list(ignore) if isinstance(ignore, list) else [ignore]
+    for value in void:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
+            raise ValueError(f"The void id 'ignore' is {ignore!r}; give an id of 0 to 255 that is no label, or a list.")
+        if value in ids and value != VOID:  # 255 may be a label, and then there is no void
+            raise ValueError(f"The void id {value} of 'ignore' is the id of a label too; give another id.")
+    return [value for value in void if value not in ids]
 
 
 def _inferred(top: Path) -> tuple[LabelSet, NDArray[np.int16]]:

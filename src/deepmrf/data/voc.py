@@ -46,7 +46,7 @@ def _items(root: Path, split: str) -> list[Item]:
     if not path.is_file():
         splits = ", ".join(sorted(p.stem for p in lists.glob("*.txt"))) or "none"
         hint = " (make it with deepmrf.data.add_sbd)" if split == "trainaug" else ""
-        raise FileNotFoundError(f"{path}{hint} does not exist; the lists there are: {splits}.")
+        raise FileNotFoundError(f"{path}{hint} does not exist; give a split that has a list there: {splits}.")
     voc_masks, all_masks = folder / "SegmentationClass", folder / "SegmentationClassAug"
     if not voc_masks.is_dir() and not all_masks.is_dir():
         raise FileNotFoundError(f"{folder} has neither SegmentationClassAug nor SegmentationClass; add the masks.")

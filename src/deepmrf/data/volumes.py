@@ -81,7 +81,7 @@ def _size(shape: tuple[int, ...], path: Path, several: bool) -> tuple[int, ...]:
     if len(shape) > 3:
         shape = shape[:3] + tuple(n for n in shape[3:] if n != 1)
     if len(shape) < 3 or not math.prod(shape):
-        raise DataError(f"{path} has shape {shape}; a volume needs three axes.", path, "size")
+        raise DataError(f"{path} has shape {shape}; save a volume of three axes.", path, "size")
     if len(shape) > (4 if several else 3):
         content = "one map per label along the fourth axis" if several else "one volume per file"
         raise DataError(f"{path} has shape {shape}; save {content}.", path, "size")
@@ -122,16 +122,18 @@ def whole_numbers(values: NDArray[Any]) -> NDArray[np.int64] | None:
     return values.astype(np.int64)
 
 
-def read_volume_mask(path: Path, lookup: NDArray[np.int16]) -> tuple[Bytes, NiftiVolume]:
-    """Read a file of label ids as labels (D, H, W) by `lookup` (256,), where -1 is an error; return the volume too."""
+def read_volume_mask(
+    path: Path, lookup: NDArray[np.int16], labels_json: Path | None = None
+) -> tuple[Bytes, NiftiVolume]:
+    """Read a file of label ids as labels (D, H, W) by `lookup`, as read_mask does; return the volume too."""
     volume = read_volume(path)
     ids = whole_numbers(volume.values)
     if ids is None:
         raise DataError(f"{path} holds fractions, but a mask needs label ids; save whole numbers.", path, "id")
     wrong = ids[(ids < 0) | (ids > VOID)]
     if wrong.size:
-        raise DataError(f"{path} holds the id {int(wrong[0])}; ids must be 0 to 255, and 255 is void.", path, "id")
-    return map_ids(ids.astype(np.uint8), lookup, path), volume
+        raise DataError(f"{path} holds the id {int(wrong[0])}; save ids of 0 to 255, where 255 is void.", path, "id")
+    return map_ids(ids.astype(np.uint8), lookup, path, labels_json), volume
 
 
 def unit_range(values: NDArray[Any]) -> NDArray[np.float32]:

@@ -90,6 +90,8 @@ def labels_first(values: Array, labels: int | None, path: Path, dims: int = 2) -
     axes = "H, W" if dims == 2 else "D, H, W"
     if values.ndim == dims + 2 and values.shape[0] == 1:
         values = values[0]
+    if values.ndim == dims and values.dtype.kind == "f":
+        raise DataError(f"{path} holds a single map; save two, 1 - p and p, as (2, {axes}).", path, "size")
     if values.ndim != dims + 1 or not values.size:
         raise DataError(f"{path} has shape {values.shape}; save (L, {axes}) or ({axes}, L).", path, "size")
     first, last = values.shape[0], values.shape[-1]
@@ -197,7 +199,10 @@ def decode_ids(
     count = labels if labels is not None else max(highest, 1) + 1
     if lowest < 0 or highest >= count:
         wrong = lowest if lowest < 0 else highest
-        raise DataError(f"{path} holds the id {wrong}, but there are {count} labels; correct it.", path, "id")
+        remedy = f"save ids of 0 to {count - 1}, or give a labels.json with the masks' ids"
+        if count == 2:
+            remedy += "; of a soft mask, save the probabilities of both labels as an array (2, H, W)"
+        raise DataError(f"{path} holds the id {wrong}, but there are {count} labels; {remedy}.", path, "id")
     if confidence is not None and confidence.shape != ids.shape:
         raise DataError(f"The confidence of {path} has another size than it; save both alike.", path, "size")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from deepmrf.data.colours import Colour, voc_colours
 from deepmrf.data.dataset import lookup_table
 from deepmrf.data.files import VOID, Bytes, DataError, read_mask
-from deepmrf.data.folder import read_labels
+from deepmrf.data.folder import LABELS_FILE, read_labels
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.volumes import NiftiVolume, Spacing, read_grid, read_volume_mask
@@ -56,12 +56,12 @@ def open_examples(matched: list[MatchedFiles], masks: Path, labels: int | None =
     Without labels.json there are `labels` labels, or as many as the predictions show.
     """
     for folder in (masks, masks.parent):
-        if (folder / "labels.json").is_file():
-            return Examples(matched, *read_labels(folder))
+        if (folder / LABELS_FILE).is_file():
+            return Examples(matched, *read_labels(folder), labels_json=folder / LABELS_FILE)
     count = count_labels(files.prediction for files in matched) if labels is None else labels
     label_set = LabelSet(tuple(f"label {label}" for label in range(count)), voc_colours(count))
     lookup = lookup_table({label: label for label in range(count)})
-    return Examples(matched, label_set, lookup, labels_counted=labels is None)
+    return Examples(matched, label_set, lookup, labels_counted=labels is None, labels_json=masks / LABELS_FILE)
 
 
 class Examples:
@@ -74,11 +74,15 @@ class Examples:
         lookup: NDArray[np.int16],
         colours: Mapping[Colour, int] | None = None,
         labels_counted: bool = False,
+        labels_json: Path | None = None,
     ) -> None:
-        """lookup, colours: from ids and colours in masks to labels. labels_counted: counted in the predictions."""
+        """lookup, colours: from ids and colours in masks to labels. labels_counted: counted in the predictions.
+
+        labels_json: the file that describes the labels, or would, for errors to name.
+        """
         self.files, self.labels, self.lookup, self.colours = list(matched), labels, lookup, colours
         self.label_ids = LabelIds.from_lookup(lookup, len(labels))
-        self.labels_counted = labels_counted
+        self.labels_counted, self.labels_json = labels_counted, labels_json
         self.cached: dict[str, Example] = {}
         self.bytes_left = MAX_BYTES_IN_MEMORY
         self.kinds: dict[str, set[str]] = {}
@@ -185,8 +189,8 @@ class Examples:
     def _read_mask(self, files: MatchedFiles, predicted: PredictedImage) -> Bytes:
         path = files.mask_path
         if predicted.volume is None:
-            return read_mask(path, self.lookup, self.colours)
-        mask, volume = read_volume_mask(path, self.lookup)
+            return read_mask(path, self.lookup, self.colours, self.labels_json)
+        mask, volume = read_volume_mask(path, self.lookup, self.labels_json)
         if _directions(predicted.volume) != _directions(volume) and files.stem not in self.turned:
             self.turned.append(files.stem)
         return mask
@@ -203,7 +207,7 @@ class Examples:
                 raise
             raise DataError(
                 f"{files.mask} holds ids that no predicted label map has (those use 0 to {len(self.labels) - 1}); "
-                f"give labels={highest + 1}, or correct the mask.",
+                f"give labels={highest + 1}, or name them all in {self.labels_json}.",
                 error.path,
                 "id",
             ) from error

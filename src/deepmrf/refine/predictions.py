@@ -246,7 +246,9 @@ def count_labels(predictions: Iterable[PredictionFiles]) -> int:
     if most < 2 and first_error is not None:
         raise first_error
     if most < 2:
-        raise ValueError(f"The predictions show {most} labels, but at least 2 are needed; check what they hold.")
+        raise ValueError(
+            f"The predictions show {most} labels, but at least 2 are needed; give a labels.json that names all labels."
+        )
     return most
 
 

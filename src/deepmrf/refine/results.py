@@ -1,6 +1,6 @@
 """Write refined label maps and, on request, probabilities into a folder.
 
-    OUT/STEM.png    the label ids with their colours as a palette; of binary masks, grey 0 and 255
+    OUT/STEM.png    the label ids with their colours as a palette; of binary and soft masks, grey 0 and 255
     OUT/STEM.npy    probabilities (L, H, W) of float16, with probabilities="npy"; or OUT/STEM.npz, compressed
 
 Of volumes (NIfTI), OUT/STEM.nii.gz holds the label ids on the volume's own grid, and probabilities are (L, D, H, W).
@@ -21,7 +21,7 @@ from deepmrf.data.files import VOID, Bytes
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.volumes import NiftiVolume, write_labels
 from deepmrf.data.writing import replacing
-from deepmrf.refine.label_ids import BINARY, LabelIds
+from deepmrf.refine.label_ids import BINARY, SOFT, LabelIds
 from deepmrf.refine.matching import MatchedFiles
 
 Probabilities = Literal["", "npy", "npz"]
@@ -47,7 +47,7 @@ class ResultWriter:
             write_labels(self._to_ids(labels), self._map_path(files), volume)
             return
         picture = Image.fromarray(self._to_ids(labels))
-        if self.label_ids != BINARY:
+        if self.label_ids not in (BINARY, SOFT):
             picture.putpalette(self._palette().tobytes())
         with replacing(self._map_path(files)) as file:
             picture.save(file, format="PNG")
