@@ -194,6 +194,18 @@ def test_libraries_of_your_network(your_network):
     assert scope["model"](torch.rand(1, 3, 24, 32)).shape == (1, 11, 24, 32)
 
 
+def test_python_of_photographs(python_blocks, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("PIL.Image.Image.show", lambda self: None)
+    io.imsave("cat.jpg", data.chelsea())
+    scope = python_blocks("docs/predict.md")
+    assert scope["mask"].mean() > 0.5
+    assert list(scope["clean"]) == ["cat", "background"]
+    assert Path("out/overlay.jpg").is_file()
+    printed = capsys.readouterr().out
+    assert re.match(r"Segmentation of 451 x 300 pixels: cat \d+% \(sure \d+%\), background ", printed)
+
+
 def test_python_of_videos(python_blocks, tmp_path, monkeypatch, capsys):
     pytest.importorskip("av")
     monkeypatch.chdir(tmp_path)

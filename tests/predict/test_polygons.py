@@ -75,7 +75,7 @@ def test_a_ring_by_hand():
         *([1, 1], [5, 1], [5, 4], [1, 4]),
         *([1, 1], [2, 3], [4, 3], [4, 2], [2, 2], [2, 3], [1, 1]),
     ]
-    assert repr(ring) == "Polygon('b', 10 pixels, 4 corners, 1 holes)"
+    assert repr(ring) == "Polygon('b', 10 pixels, 4 corners, holes: 1)"
 
 
 def test_pixels_that_meet_at_a_corner_are_apart():

@@ -29,7 +29,7 @@ MAX_FAILURES_SHOWN = 20
 PREDICT_HELP = """Segment images: a label map, an overlay to look at, and a table of what was found.
 
 Give files, folders, patterns or videos. For photos/x.jpg the folder OUT gets x.png, the label map (8-bit ids with a \
-palette), and x_overlay.jpg; results lie as the images do below their common folder.
+palette), and x_overlay.jpg, with a legend, to look at; results lie as the images do below their common folder.
 
 Results are upright: a camera's EXIF orientation is applied. Of animated files, the first frame is taken. Photographs \
 much larger than what the model was trained on are shrunk for the network, and their labels enlarged (--size, --tile).
@@ -47,6 +47,8 @@ at the end, and the exit code is then 1.
 [cyan]deepmrf predict cat.jpg -o labels.png[/cyan]: the label map there, labels_overlay.jpg beside it
 
 [cyan]deepmrf predict photos --recursive -o out --json out/found.json[/cyan]: a folder and all below it
+
+[cyan]deepmrf predict photos --min-area 0.1% --min-confidence 0.5 --coco regions.json[/cyan]: no specks; outlines
 
 [cyan]deepmrf predict 'drive/*.png' --model street --scales 0.75 1 1.25 --flip[/cyan]: slower, better
 
@@ -73,7 +75,7 @@ def predict_command(
             "--model",
             "-m",
             show_default="animals",
-            help="animals, street, street-fast, folder, OWNER/NAME; repeatable.",
+            help="animals, street, street-fast (deepmrf models), folder, OWNER/NAME; repeatable.",
         ),
     ] = None,
     scales: Annotated[
@@ -104,7 +106,7 @@ def predict_command(
         str,
         typer.Option(
             metavar="PIXELS|%",
-            show_default="nothing",
+            show_default="off",
             help="Give regions below this area, such as 50 or 0.1%, to the label around them.",
         ),
     ] = "0",
@@ -112,7 +114,7 @@ def predict_command(
         float,
         typer.Option(
             metavar="0..1",
-            show_default="nothing",
+            show_default="off",
             help="Give regions of a lower mean confidence, such as 0.5, to the label around them.",
         ),
     ] = 0.0,

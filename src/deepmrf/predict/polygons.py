@@ -41,7 +41,7 @@ class Polygon:
     """Rings (N, 2) of what it encloses, anticlockwise."""
 
     def __repr__(self) -> str:
-        holes = f", {len(self.holes)} holes" if self.holes else ""
+        holes = f", holes: {len(self.holes)}" if self.holes else ""
         return f"Polygon({self.name!r}, {self.area} pixels, {len(self.outer)} corners{holes})"
 
     def box(self) -> tuple[int, int, int, int]:
