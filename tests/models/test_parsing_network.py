@@ -111,6 +111,17 @@ def test_labels_may_be_names(tmp_path):
         DeepParsingNetwork(wrap(network, 2), None, ["a", "b", "c"])
 
 
+def test_other_arguments_get_advice():
+    network = nn.Conv2d(3, 2, 3, padding=1)
+    assert DeepParsingNetwork(network, labels=["a", "b"]).mean_field is None
+    for labels in (None, 2, "ab"):
+        with pytest.raises(TypeError, match=rf"labels={labels!r}: pass the names of the labels"):
+            DeepParsingNetwork(network, None, labels)
+    for image in (np.zeros((1, 3, 8, 9), np.float32), ["a.jpg"], {"pixel_values": torch.rand(1, 3, 8, 9)}):
+        with pytest.raises(TypeError, match=rf"image is a {type(image).__name__}: .* use deepmrf\.Segmenter\(model\)"):
+            DeepParsingNetwork(network, None, ["a", "b"])(image)
+
+
 def test_outputs_that_are_no_logits_get_advice():
     class Named(nn.Conv2d):
         def forward(self, x):

@@ -78,6 +78,14 @@ def test_images_of_any_size_where_the_network_takes_multiples():
         assert network(torch.rand(1, 3, *size)).shape == (1, 4, *size)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_networks_of_other_dtypes(dtype):
+    module = Quarter(FORMS["tensor"])
+    image = torch.rand(1, 3, 16, 24)
+    expected = wrap(module, 4)(image)
+    torch.testing.assert_close(wrap(module.to(dtype), 4)(image).float(), expected, atol=2e-2, rtol=0)
+
+
 def test_the_network_inside_learns_and_is_saved():
     network = wrap(Quarter(FORMS["tensor"]), 4)
     network(torch.rand(1, 3, 16, 24)).sum().backward()

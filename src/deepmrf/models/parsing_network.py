@@ -71,12 +71,15 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
     def __init__(
         self,
         unary: nn.Module,
-        mean_field: MeanField | None,
-        labels: LabelSet | Sequence[str],
+        mean_field: MeanField | None = None,
+        labels: LabelSet | Sequence[str] | None = None,
         card: Card | None = None,
     ) -> None:
         super().__init__()
-        labels = labels if isinstance(labels, LabelSet) else LabelSet(tuple(labels))
+        if not isinstance(labels, LabelSet):
+            if not isinstance(labels, list | tuple):
+                raise TypeError(f"labels={labels!r}: pass the names of the labels, such as ['road', 'sky'].")
+            labels = LabelSet(tuple(labels))
         count = getattr(unary, "labels", len(labels))
         if isinstance(count, int) and count != len(labels):
             raise ValueError(f"The network has {count} labels, the label set {len(labels)}: build both with the same.")
@@ -98,6 +101,11 @@ class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=
 
     def log_unary(self, image: Tensor) -> Tensor:
         """b11 alone: log-probabilities (B, L, H, W); those of a clip's frames are (B, L, T, H, W)."""
+        if not isinstance(image, Tensor):
+            raise TypeError(
+                f"image is a {type(image).__name__}: pass a torch.Tensor (B, 3, H, W), or use "
+                "deepmrf.Segmenter(model), which takes paths, arrays and PIL images."
+            )
         if image.dim() == 5 and not self.for_volumes:
             return unfold(self.log_unary(fold(image)), image.shape[0])
         logits = self._logits(image)

@@ -75,6 +75,9 @@ class Wrapped(nn.Module):
         below, right = -height % self.multiple, -width % self.multiple
         if below or right:
             x = functional.pad(x, (0, right, 0, below), mode="replicate")
+        weight = next(self.module.parameters(), x)
+        if weight.is_floating_point():  # networks come in bfloat16, too
+            x = x.to(weight.dtype)
         logits = self._logits(self.module(x))
         if logits.shape[-2:] != x.shape[-2:]:
             logits = functional.interpolate(logits, size=x.shape[-2:], mode="bilinear", align_corners=False)
