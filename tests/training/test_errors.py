@@ -93,6 +93,9 @@ def refused(*words: object) -> str:
         ("ema=-1", "ema=-1.0 must be at least 0 and less than 1."),
         ("ema=nan", "ema=nan must be at least 0 and less than 1."),
         ("data.workers=-1", "data.workers=-1 must be at least 0."),
+        ("augment.colour=2", "augment.colour=2.0 must be 0 to 1."),
+        ("augment.flip=-1", "augment: flip is -1.0; give a value of 0 to 1."),
+        ("augment.crop=[0, 5]", "augment: crop is (0, 5); give a height and a width of 1 or more, or None."),
         ("stage.unary.warmup=-5", "stage.unary.warmup=-5 must be at least 0."),
         *[
             (f"stage.mrf.{key}={value}", f"stage.mrf.{key}={value} must be at least 0 and finite.")

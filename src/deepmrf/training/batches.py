@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from deepmrf.data.dataset import Dataset
-from deepmrf.data.transforms import Augment
 from deepmrf.training.clips import ClipCrops, ClipSource, Stills, Videos, network_outputs
 from deepmrf.training.mean_field import penalty_map
 from deepmrf.training.recipe import Recipe, Stage
@@ -45,8 +44,8 @@ def clip_source(recipe: Recipe, data: Dataset, images: Images, folder: Path) -> 
     if recipe.clips.frames == 1:
         return None
     if recipe.clips.motion:
-        return Stills(images, recipe.clips, _augment(recipe), recipe.seed, folder)
-    return Videos(data, recipe.clips, _augment(recipe), folder)
+        return Stills(images, recipe.clips, recipe.augment.views(), recipe.seed, folder)
+    return Videos(data, recipe.clips, recipe.augment.views(), folder)
 
 
 def _samples(run: Run, index: int, stage: Stage) -> Samples:
@@ -62,7 +61,7 @@ def _samples(run: Run, index: int, stage: Stage) -> Samples:
         return CachedCrops(run.images, seed, cached_penalties(run), crop, flip)
     if caches_network(stage):
         return CachedCrops(run.images, seed, cached_outputs(run), crop, flip)
-    return Crops(run.images, seed, _augment(recipe))
+    return Crops(run.images, seed, recipe.augment.views())
 
 
 def cached_outputs(run: Run) -> list[Tensor]:
@@ -93,17 +92,3 @@ def _image(run: Run, index: int) -> Tensor:
 def _log_unary(run: Run, image: Tensor) -> Tensor:
     with torch.no_grad(), run.accelerator.autocast():
         return run.model.log_unary(image.to(run.accelerator.device))
-
-
-def _augment(recipe: Recipe) -> Augment:
-    options = recipe.augment
-    strength = options.colour
-    return Augment(
-        options.crop,
-        options.scale,
-        options.flip,
-        brightness=strength,
-        contrast=strength,
-        saturation=strength,
-        hue=strength / 10,
-    )

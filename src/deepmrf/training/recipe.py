@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deepmrf.data.transforms import Augment
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -67,6 +69,11 @@ class AugmentRecipe:
     """Probability that an image is mirrored left to right."""
     colour: float = 0.3
     """Strength of random brightness, contrast and saturation; 0 for none."""
+
+    def views(self) -> Augment:
+        """Return what makes random views of images."""
+        share = self.colour
+        return Augment(self.crop, self.scale, self.flip, share, share, share, hue=share / 10)
 
 
 @dataclass(frozen=True)
@@ -202,6 +209,12 @@ def recipe_from_dict(tree: dict[str, Any]) -> Recipe:
     if not 0 <= recipe.ema < 1:
         raise RecipeError(f"ema={recipe.ema} must be at least 0 and less than 1.")
     _check_clips(recipe.clips)
+    if not 0 <= recipe.augment.colour <= 1:
+        raise RecipeError(f"augment.colour={recipe.augment.colour} must be 0 to 1.")
+    try:
+        recipe.augment.views()
+    except ValueError as error:
+        raise RecipeError(f"augment: {error}") from error
     return recipe
 
 
