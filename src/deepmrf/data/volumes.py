@@ -68,12 +68,11 @@ def _nibabel() -> Any:
     return optional("nibabel", "NIfTI volumes need", "volumes")
 
 
-def _opened(path: Path, values: bool) -> tuple[Any, NDArray[Any] | None]:
-    """Open a file with nibabel and, if asked, read its values; turn every error about the file into a DataError."""
+def _opened(path: Path) -> Any:
+    """Open a file with nibabel, which reads its values later."""
     nibabel = _nibabel()
     with reading(path, "a NIfTI volume"):
-        image = nibabel.load(path)
-        return image, np.asanyarray(image.dataobj) if values else None
+        return nibabel.load(path)
 
 
 def _size(shape: tuple[int, ...], path: Path, several: bool) -> tuple[int, ...]:
@@ -99,14 +98,15 @@ def _spacing(image: Any, path: Path) -> Spacing:
 
 def read_grid(path: Path) -> tuple[tuple[int, ...], Spacing]:
     """Read shape and spacing of a file from its header alone."""
-    image, _ = _opened(path, values=False)
+    image = _opened(path)
     return _size(tuple(image.shape), path, several=True), _spacing(image, path)
 
 
 def read_volume(path: Path, several: bool = False) -> NiftiVolume:
     """Read a volume (D, H, W) or, with `several`, also one map per label (D, H, W, L)."""
-    image, values = _opened(path, values=True)
-    assert values is not None
+    image = _opened(path)
+    with reading(path, "a NIfTI volume"):
+        values = np.asanyarray(image.dataobj)
     if values.dtype.kind not in "biuf":
         raise DataError(f"{path} holds {values.dtype} values; save one number per voxel.", path, "unreadable")
     values = values.reshape(_size(values.shape, path, several))

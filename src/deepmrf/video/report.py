@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from deepmrf.predict.result import ClassTotals
 from deepmrf.video.earlier import Done
 from deepmrf.video.reading import FrameSource
@@ -40,11 +37,6 @@ class VideoReport(ClassTotals):
     """Share of the pixels with a reliable link that have the label of the frame before."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of work per stage; stages overlap."""
-
-    @property
-    def frames_with_label(self) -> NDArray[np.int64]:
-        """Number of frames that show each label."""
-        return self.images_with_label
 
     def warnings(self, source: FrameSource) -> list[str]:
         """Sentences on frames that the source lacks and on sound that was not copied."""
