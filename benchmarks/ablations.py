@@ -104,26 +104,26 @@ Cached = tuple[Tensor, Tensor, Tensor]
 @torch.inference_mode()
 def cache(model: deepmrf.DeepParsingNetwork, pairs: list[tuple[np.ndarray, np.ndarray]], device: str) -> list[Cached]:
     """The network's output of each image, kept on the device."""
-    kept = []
+    outputs = []
     for image, mask in pairs:
         picture = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None].to(device)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
             log_p = model.log_unary(picture)
-        kept.append((log_p[0].half(), picture[0], torch.from_numpy(np.ascontiguousarray(mask)).to(device)))
-    return kept
+        outputs.append((log_p[0].half(), picture[0], torch.from_numpy(np.ascontiguousarray(mask)).to(device)))
+    return outputs
 
 
 def views(pairs: list[tuple[np.ndarray, np.ndarray]], count: int, colour: float, seed: int) -> list[Any]:
     """`count` augmented views of each image."""
-    made = []
+    pairs_seen = []
     for index, (image, mask) in enumerate(pairs):
         for number in range(count):
             random = np.random.default_rng([seed, index, number])
             size = (image.shape[0], image.shape[1])
             look = Augment(size, (0.6, 1.7), 0.5, colour, colour, colour, colour / 10)
             seen, labels = look(random, image[None], mask[None])
-            made.append((seen[0], labels[0]))
-    return made
+            pairs_seen.append((seen[0], labels[0]))
+    return pairs_seen
 
 
 def learn(variant: Variant, data: list[Cached], labels: int, ignore: int, seed: int, batch: int) -> MeanField:
@@ -223,14 +223,14 @@ def main() -> None:
     train, val = open_data(arguments.data, arguments.train_split), open_data(arguments.data, arguments.val_split)
     labels, ignore = len(train.labels), train.labels.ignore
     pairs = [train.read(item) for item in train]
-    held = cache(model, [val.read(item) for item in val], device)
-    whole = max(image.shape[0] for image, _ in pairs), max(image.shape[1] for image, _ in pairs)
+    val_outputs = cache(model, [val.read(item) for item in val], device)
+    largest = max(image.shape[0] for image, _ in pairs), max(image.shape[1] for image, _ in pairs)
     sets: dict[str, list[Cached]] = {}
     results: list[dict[str, Any]] = []
 
-    def note(name: str, found: dict[str, Any]) -> None:
-        results.append({"name": name, **found})
-        print(f"{time.time() - started:6.0f} s  {name:34} {found['miou']:6.2f}  {found['pixels']:6.2f}", flush=True)
+    def note(name: str, scores: dict[str, Any]) -> None:
+        results.append({"name": name, **scores})
+        print(f"{time.time() - started:6.0f} s  {name:34} {scores['miou']:6.2f}  {scores['pixels']:6.2f}", flush=True)
         facts = {"model": str(arguments.model), "data": arguments.data, "seed": arguments.seed}
         arguments.out.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
 
@@ -240,10 +240,10 @@ def main() -> None:
             colour = 0.0 if kind == "plain" else arguments.colour
             chosen = pairs[:: max(1, len(pairs) // arguments.most)]
             if kind == "plain":
-                seen = [(padded(image, whole, 0), padded(mask, whole, ignore)) for image, mask in chosen]
+                seen = [(padded(image, largest, 0), padded(mask, largest, ignore)) for image, mask in chosen]
             else:
                 seen = [
-                    (padded(image, whole, 0), padded(mask, whole, ignore))
+                    (padded(image, largest, 0), padded(mask, largest, ignore))
                     for image, mask in views(chosen, count, colour, arguments.seed)
                 ]
             if kind == "dropout":
@@ -256,10 +256,10 @@ def main() -> None:
             note(f"network alone on {kind} views", measure(None, sets[kind][:400], labels, ignore))
         return sets[kind]
 
-    note("network alone", measure(None, held, labels, ignore))
+    note("network alone", measure(None, val_outputs, labels, ignore))
     if not arguments.only or "dense CRF" in arguments.only:
         crf = deepmrf.dense_crf(labels, iterations=10).to(device)
-        note("dense CRF, customary", measure(crf, held, labels, ignore))
+        note("dense CRF, customary", measure(crf, val_outputs, labels, ignore))
     for variant in variants(json.loads(arguments.settings)):
         if (arguments.only and variant.name not in arguments.only) or time.time() - started > arguments.seconds:
             continue
@@ -271,12 +271,12 @@ def main() -> None:
         tried = replace(variant, balance=min(variant.balance, arguments.balance), **steps)
         mrf = learn(tried, data, labels, ignore, arguments.seed, arguments.batch)
         taken = time.time() - before
-        found = measure(mrf, held, labels, ignore)
+        scores = measure(mrf, val_outputs, labels, ignore)
         numbers = {n: round(float(p.detach()), 4) for n, p in mrf.triple_penalty.named_parameters() if p.numel() == 1}
-        note(variant.name, {**found, "seconds": taken, "triple_penalty": numbers})
+        note(variant.name, {**scores, "seconds": taken, "triple_penalty": numbers})
         for times in TIMES if variant.name == "base" else ():
             mrf.iterations = times
-            note(f"base, repeated {times} times", measure(mrf, held, labels, ignore))
+            note(f"base, repeated {times} times", measure(mrf, val_outputs, labels, ignore))
         mrf.iterations = variant.settings.get("iterations", 1)
         if arguments.save is not None:
             arguments.save.mkdir(parents=True, exist_ok=True)

@@ -88,12 +88,12 @@ class Watch:
 def make_up(path: Path, frames: int, height: int, width: int) -> None:
     """A video of a pattern that drifts."""
     rng = np.random.default_rng(0)
-    whole = rng.integers(0, 256, (height // 8 + 2, 2 * width // 8 + 2, 3), dtype=np.uint8)
-    whole = whole.repeat(8, 0).repeat(8, 1)
+    scenery = rng.integers(0, 256, (height // 8 + 2, 2 * width // 8 + 2, 3), dtype=np.uint8)
+    scenery = scenery.repeat(8, 0).repeat(8, 1)
     writer = video.Writer(path, (height, width), time_base=Fraction(1, 25))
     for number in range(frames):
         left = number % width
-        writer.write(np.ascontiguousarray(whole[:height, left : left + width]), Fraction(number, 25))
+        writer.write(np.ascontiguousarray(scenery[:height, left : left + width]), Fraction(number, 25))
     writer.close()
 
 

@@ -163,7 +163,7 @@ def _show(results: Results, console: Console) -> None:
     if results.on("large"):
         wide.print(_table(results, "large", f"large: 1 x {settings.labels} labels x 4096 x 4096"))
     if any(row.noisy for row in results.rows):
-        load = " to ".join(f"{one:.1f}" for one in results.load)
+        load = " to ".join(f"{value:.1f}" for value in results.load)
         console.print(f"NOISY: repeats differ by more than a fifth (load {load}); quote no figure of these, run again.")
     if settings.device == "cuda":
         console.print(PAPER)

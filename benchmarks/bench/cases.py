@@ -143,8 +143,8 @@ def _affordable(case: Case, chosen: str) -> tuple[Case, float, str]:
     if chosen != "torch" or case.kind not in ("gaussian", "dense_crf") or case.device != "cpu":
         return case, 1.0, ""
 
-    def work(one: Case) -> float:
-        return pairs(one.size, one.window) * one.labels * one.batch * one.iterations
+    def work(sized: Case) -> float:
+        return pairs(sized.size, sized.window) * sized.labels * sized.batch * sized.iterations
 
     small = case
     while work(small) > LOOP_WORK and small.size > 64:
@@ -224,8 +224,8 @@ def _all_pairs(case: Case, pool: Pool) -> Prepared:
     note = ""
     if case.device == "cpu" and peers.pydensecrf_installed():
         labels = call()[0].argmax(0)
-        theirs = torch.from_numpy(_pydensecrf2(case, pool).call().argmax(0)).view(labels.shape)
-        note = f"{(labels == theirs).float().mean():.3%} of the labels are pydensecrf2's"
+        expected = torch.from_numpy(_pydensecrf2(case, pool).call().argmax(0)).view(labels.shape)
+        note = f"{(labels == expected).float().mean():.3%} of the labels are pydensecrf2's"
     compiled = "triton" if case.device == "cuda" else "numba"
     chosen = compiled if importlib.util.find_spec(compiled) is not None else "torch"
     return Prepared(call, q.numel() * q.element_size(), chosen, note=note)

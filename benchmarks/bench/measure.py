@@ -149,18 +149,18 @@ def time_rows(rows: Sequence[Row], pool: Pool, effort: Effort, notify: Notify) -
     """Fill in the rows' repeats, the rows taking turns. Interrupted, what was measured stays."""
     prepared = [_warm_up(row, pool, notify) for row in rows]
     for _ in range(effort.rounds):
-        for row, one in zip(rows, prepared, strict=True):
+        for row, task in zip(rows, prepared, strict=True):
             notify(row.case.name)
-            if one is None:
+            if task is None:
                 continue
             spent = sum(row.repeats_s)
             # Never a single repeat, however long: on a busy machine one call may take several times its due.
             if spent > effort.budget_s and len(row.repeats_s) >= effort.enough:
                 continue
             if row.queued > 1:
-                one_time(one.call, row.case.device, row.queued)  # the clock rises
+                one_time(task.call, row.case.device, row.queued)  # the clock rises
             for _ in range(effort.burst):
-                row.repeats_s.append(one_time(one.call, row.case.device, row.queued))
+                row.repeats_s.append(one_time(task.call, row.case.device, row.queued))
                 if row.repeats_s[-1] * effort.rounds * effort.burst > effort.budget_s:
                     break
 

@@ -58,8 +58,8 @@ def _unfold(x: Tensor, window: int) -> Tensor:
 
 def _edges(image: Tensor, window: int) -> Tensor:
     """Both Gaussian kernels, symmetrically normalised, weighted and added: (B, window^2, H W)."""
-    place = torch.arange(window, device=image.device, dtype=image.dtype) - window // 2
-    squared = (place.square()[:, None] + place.square()).flatten()[:, None]  # |j - z|^2, (window^2, 1)
+    offsets = torch.arange(window, device=image.device, dtype=image.dtype) - window // 2
+    squared = (offsets.square()[:, None] + offsets.square()).flatten()[:, None]  # |j - z|^2, (window^2, 1)
     inside = _unfold(torch.ones_like(image[:1, :1]), window)[0, 0]
     inside[window * window // 2] = 0  # no pixel is its own neighbour
     total = torch.zeros_like(inside)[None]

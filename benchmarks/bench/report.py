@@ -188,12 +188,12 @@ def _draw(axes: Any, rows: Sequence[Row], axis: str, what: str) -> None:
     """One panel: a line per series, and in the title how ours grows."""
     title = f"{what} against {axis}"
     for number, name in enumerate(dict.fromkeys(row.series for row in rows)):
-        found = [
+        values = [
             (float(row.x), (row.seconds_per_image or 0.0) * 1e3 if what == "time" else (row.peak_bytes or 0) / 2**20)
             for row in rows
             if row.series == name
         ]
-        points = [(x, y) for x, y in found if y > 0]
+        points = [(x, y) for x, y in values if y > 0]
         if not points:
             continue
         ours = name == "deepmrf"

@@ -156,13 +156,13 @@ def _ours(settings: Settings) -> list[Case]:
         return [*cases, all_pairs]
     compiled = "triton" if settings.device == "cuda" else "numba"
     there = importlib.util.find_spec(compiled) is not None
-    forced = [dataclasses.replace(one, implementation=name) for one in cases for name in ("torch", *[compiled] * there)]
+    forced = [dataclasses.replace(row, implementation=name) for row in cases for name in ("torch", *[compiled] * there)]
     # Box sums in plain PyTorch stand among the peers.
     plain = _peers(settings)[0]
     return [
         *cases,
         all_pairs,
-        *(one for one in forced if dataclasses.replace(one, name=plain.name, peer=True) != plain),
+        *(row for row in forced if dataclasses.replace(row, name=plain.name, peer=True) != plain),
     ]
 
 
