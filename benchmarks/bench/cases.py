@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -127,14 +127,17 @@ def _layer(case: Case) -> torch.nn.Module:
 
 def _chosen(case: Case, layer: torch.nn.Module, q: Tensor, image: Tensor) -> str:
     """The implementations that run, as the operators choose them: "numba", or "numba, torch" for b12 and b13."""
-    window: Sequence[int] = [case.window, case.window]
-    weights = q.new_ones(3, dtype=torch.float32)
-    penalty = (gaussian if case.kind in ("gaussian", "dense_crf") else distance).operator
+    window, spacing, weights = [case.window] * 2, [1.0] * 2, q.new_ones(3, dtype=torch.float32)
     with ops.use(case.implementation):
-        names = [penalty.choose(q, image, weights, window).name]
+        if case.kind in ("gaussian", "dense_crf"):
+            pairwise = gaussian.Arguments(q, image, weights, weights[:2], window, spacing, gate=True, keep=False)
+            names = [gaussian.operator.choose(pairwise).name]
+        else:
+            names = [distance.operator.choose(distance.Arguments(q, image, weights, window, spacing, True, False)).name]
         if case.kind == "step" and isinstance(layer, MeanField) and layer.label_contexts is not None:
             own = layer.label_contexts
-            names.append(contexts.operator.choose(q, own.weight, own.contexts).name)
+            arguments = contexts.Arguments(q, own.weight, own.bias, own.contexts)
+            names.append(contexts.operator.choose(arguments).name)
     return ", ".join(dict.fromkeys(names))
 
 
