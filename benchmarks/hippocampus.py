@@ -63,8 +63,8 @@ def read(path: Path, data: Path) -> Pair:
 def stacked(pairs: list[Pair], device: str) -> tuple[Tensor, Tensor, Tensor]:
     """All volumes in one tensor each, (N, 1, D, H, W), and their sizes (N, 3); beyond a volume is void."""
     sizes = torch.tensor([tuple(mask.shape) for _, mask in pairs])
-    whole = tuple(int(n) for n in sizes.max(0).values)
-    images, masks = torch.zeros(len(pairs), 1, *whole), torch.full((len(pairs), 1, *whole), float(VOID))
+    largest = tuple(int(n) for n in sizes.max(0).values)
+    images, masks = torch.zeros(len(pairs), 1, *largest), torch.full((len(pairs), 1, *largest), float(VOID))
     for number, (image, mask) in enumerate(pairs):
         cut = (number, 0, *(slice(0, n) for n in mask.shape))
         images[cut], masks[cut] = image, mask.float()
@@ -84,14 +84,14 @@ def views(images: Tensor, masks: Tensor, sizes: Tensor) -> Pair:
     turn = torch.linalg.matrix_exp(0.26 * (lambda a: a - a.transpose(1, 2))(uniform(3, 3)) / 2)
     turn = turn * (1 + 0.15 * uniform(1, 3))
     axes = [torch.arange(n, device=device) - (n - 1) / 2 for n in CROP]
-    place = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, 2)  # (P, 3), voxels from the centre
+    points = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, 2)  # (P, 3), voxels from the centre
     spare = (sizes - torch.tensor(CROP, device=device)).abs() / 2 + 2
     centre = (sizes - 1) / 2 + uniform(3) * spare
-    place = place @ turn.transpose(1, 2) + centre[:, None]  # (B, P, 3)
-    whole = torch.tensor(images.shape[2:], device=device)
-    outside = ((place < -0.5) | (place > sizes[:, None] - 0.5)).any(-1).view(count, *CROP)
-    inside = torch.minimum(place.clamp_min(0), sizes[:, None] - 1.0)  # beyond a volume its border goes on
-    grid = (2 * inside / (whole - 1) - 1).flip(-1).view(count, *CROP, 3)
+    points = points @ turn.transpose(1, 2) + centre[:, None]  # (B, P, 3)
+    padded_size = torch.tensor(images.shape[2:], device=device)
+    outside = ((points < -0.5) | (points > sizes[:, None] - 0.5)).any(-1).view(count, *CROP)
+    inside = torch.minimum(points.clamp_min(0), sizes[:, None] - 1.0)  # beyond a volume its border goes on
+    grid = (2 * inside / (padded_size - 1) - 1).flip(-1).view(count, *CROP, 3)
     image = functional.grid_sample(images, grid, mode="bilinear", align_corners=True)
     mask = functional.grid_sample(masks, grid, mode="nearest", align_corners=True)[:, 0].round().long()
     mask[outside] = VOID
@@ -161,11 +161,11 @@ def score(labels: Path, truth: Path, paths: list[Path]) -> NDArray[np.float64]:
     """Dice (V, 2) of label maps in NIfTI files."""
     rows = []
     for path in paths:
-        found, true = (
+        predicted, true = (
             torch.from_numpy(np.asarray(read_volume(top / path.name).values).astype(np.int64))
             for top in (labels, truth)
         )
-        rows.append(volume_dice(found, true, LABELS))
+        rows.append(volume_dice(predicted, true, LABELS))
     return np.array(rows)
 
 
@@ -174,7 +174,7 @@ def compare(report: FitReport, images: Path, masks: Path, out: Path, paths: list
     mrf = report.mean_field
     settings = {**mrf.settings, "contexts": 0, "temperature": 1.0}
     models = {"U-Net": MeanField(**settings).eval(), f"U-Net + {report.stage}": mrf}  # untrained, it returns its input
-    told: dict[str, dict[str, object]] = {}
+    rows: dict[str, dict[str, object]] = {}
     before = None
     for name, mrf in models.items():
         to = out / "test" / name.replace(" ", "-")
@@ -183,7 +183,7 @@ def compare(report: FitReport, images: Path, masks: Path, out: Path, paths: list
         scores = score(to, masks, paths)
         before = scores if before is None else before
         gain = (scores - before).mean(1)
-        told[name] = {
+        rows[name] = {
             "dice": scores.mean(0).tolist(),
             "mean_dice": float(scores.mean()),
             "gain": float(gain.mean()),
@@ -192,7 +192,7 @@ def compare(report: FitReport, images: Path, masks: Path, out: Path, paths: list
             "worse": int((gain < 0).sum()),
             "per_volume": {stem(path): row.tolist() for path, row in zip(paths, scores, strict=True)},
         }
-    return told
+    return rows
 
 
 def main() -> None:
@@ -223,20 +223,20 @@ def main() -> None:
     folders = given.out / "fit" / "predictions", given.data / "images", given.data / "labels"
     report = fit(*folders, replace(VOLUME_SETTINGS, device=given.device, minutes=given.minutes, seed=given.seed))
     print(report.verdict, flush=True)
-    found = compare(report, *folders[1:], given.out, paths["test"])
-    whole = {
+    comparison = compare(report, *folders[1:], given.out, paths["test"])
+    content = {
         "split": {part: [stem(path) for path in of] for part, of in paths.items()},
         "seed": given.seed,
         "unary": {**size, "parameters": sum(t.numel() for t in load_file(weights).values())},
         "settings": asdict(report.settings),
         **report.to_dict(),
-        "held_out": found,
+        "held_out": comparison,
     }
-    (given.out / "results.json").write_text(json.dumps(whole, indent=1) + "\n")
+    (given.out / "results.json").write_text(json.dumps(content, indent=1) + "\n")
     print(
         f"{'held-out Dice':<16}{'anterior':>10}{'posterior':>10}{'mean':>8}{'gain':>8}  standard error, better / worse"
     )
-    for name, row in found.items():
+    for name, row in comparison.items():
         cells = "".join(f"{100 * v:>10.2f}" for v in row["dice"]) + f"{100 * row['mean_dice']:>8.2f}"
         gain = f"{100 * row['gain']:>+8.3f}  {100 * row['standard_error']:.3f}, {row['better']} / {row['worse']}"
         print(f"{name:<16}{cells}{gain}")
