@@ -24,14 +24,14 @@ COLOURS = distinct_colours(200)
 
 
 def swatches(sheet, size):
-    """The colours that the legend shows, and how much of the sheet is legend."""
-    pixels = np.array(sheet)
-    pixels[: size[1], : size[0]] = 255
-    return {tuple(colour) for colour in pixels.reshape(-1, 3).tolist()}
+    """The colours that the legend shows."""
+    pixels = np.array(sheet).astype(np.int32) @ (1 << 16, 1 << 8, 1)
+    pixels[: size[1], : size[0]] = 0xFFFFFF
+    return {(value >> 16, value >> 8 & 255, value & 255) for value in np.unique(pixels).tolist()}
 
 
 @pytest.mark.parametrize(
-    "size", [(640, 480), (100, 66), (60, 40), (200, 700), (3000, 300), (4096, 3072), (1, 1), (17, 900)]
+    "size", [(640, 480), (100, 66), (60, 40), (200, 700), (3000, 300), (1600, 1200), (1, 1), (17, 900)]
 )
 @pytest.mark.parametrize("count", [1, 2, 11])
 def test_a_legend_shows_every_entry_outside_the_picture(size, count):
@@ -49,7 +49,7 @@ def test_letters_grow_with_the_picture():
         return dark.sum()
 
     assert height_of_letters(100) == height_of_letters(500) >= 5
-    assert height_of_letters(4000) > 6 * height_of_letters(500)
+    assert height_of_letters(2000) > 3 * height_of_letters(500)
 
 
 def test_a_legend_lies_where_there_is_room():

@@ -49,7 +49,8 @@ def legend(size: tuple[int, int], entries: Sequence[LegendEntry]) -> Image.Image
     width, height = size
     font_size = max(MIN_FONT_SIZE, round(FONT_SIZE_BY_SIDE * max(size)))
     line, gap = round(1.6 * font_size), round(0.6 * font_size)
-    fonts = {text: _font_for(text, font_size) for text, _ in entries}
+    usual = ImageFont.load_default(font_size)
+    fonts = {text: usual if text.isascii() else _font_for(text, font_size) or usual for text, _ in entries}
     widths = [math.ceil(fonts[text].getlength(text)) + font_size + 5 * gap // 2 for text, _ in entries]
     cell = max(widths, default=0)
     columns = len(entries) if sum(widths) + gap <= width else max(1, (width - gap) // max(cell, 1))
@@ -72,7 +73,7 @@ def legend(size: tuple[int, int], entries: Sequence[LegendEntry]) -> Image.Image
         if text in fonts:
             draw.rectangle((x, y - half, x + font_size, y + half), colour or "white", (110, 110, 110), font_size // 12)
             x += font_size + 2 * gap // 3
-        draw.text((x, y), text, (20, 20, 20), fonts.get(text) or ImageFont.load_default(font_size), anchor="lm")
+        draw.text((x, y), text, (20, 20, 20), fonts.get(text, usual), anchor="lm")
     return sheet
 
 
@@ -82,20 +83,17 @@ def _first(entries: Sequence[LegendEntry], count: int) -> Sequence[LegendEntry]:
     return [*entries[: count - 1], (f"+ {len(entries) - count + 1} more", None)]
 
 
-def _font_for(text: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """A font that has the letters of a text, if there is one."""
-    font = ImageFont.load_default(size)
-    if text.isascii():
-        return font
+def _font_for(text: str, size: int) -> ImageFont.FreeTypeFont | None:
+    """A font of the system that has all letters of a text."""
     for name in FALLBACK_FONTS:
         try:
-            other = ImageFont.truetype(name, size)
+            font = ImageFont.truetype(name, size)
         except OSError:
             continue
-        missing = bytes(other.getmask("\uffff"))
-        if all(letter.isascii() or bytes(other.getmask(letter)) != missing for letter in text):
-            return other
-    return font
+        missing = bytes(font.getmask("\uffff"))
+        if all(letter.isascii() or bytes(font.getmask(letter)) != missing for letter in text):
+            return font
+    return None
 
 
 def panels(
