@@ -65,6 +65,7 @@ PARAMETERS = {
     "DeepParsingNetwork.refined": "self log_p image flow",
     "DeepParsingNetwork.inflate": "self window_frames context_frames",
     "DeepParsingNetwork.config": "self",
+    "DeepParsingNetwork.summary": "self",
     "Segmentation": "labels confidence image label_set probabilities",
     "Segmentation.__getitem__": "self name",
     "Segmentation.__contains__": "self name",
