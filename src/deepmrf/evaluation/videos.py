@@ -6,7 +6,7 @@ sees, so that every frame gets the labels that the whole sequence would give it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -101,10 +101,9 @@ def evaluate_video(
         raise ValueError(f"None of these {len(data)} images has a mask: evaluation needs labelled images.")
     metrics = {model.name: new_metrics(data, device) for model in models}
     consistency = {model.name: TemporalConsistency(data.labels.ignore).to(device) for model in models}
-    networks: list[DeepParsingNetwork] = []  # each once: frames go through it once, whatever models share it
-    for model in models:
-        if not any(same_network(model.model, network) for network in networks):
-            networks.append(model.model)
+    # Frames go once through a network, whatever models share it: that of the first of them.
+    first_of = [next(i for i, first in enumerate(models) if same_network(first.model, m.model)) for m in models]
+    networks = {index: models[index].model for index in first_of}
     reach = max(1, *(model.reach() for model in models))  # one frame before, for the consistency of labels
     shared = list(data.sequences())[share[0] :: share[1]]
     total, done = sum(map(len, shared)), 0
@@ -113,8 +112,8 @@ def evaluate_video(
         for window in windows(_frames(items, data, networks, device), reach, FRAMES_AT_A_TIME):
             flow = _flow(window.frames)
             flow_of_labels = flow.cut(max(window.inner.start - 1, 0), window.inner.stop)
-            for model in models:
-                labels = _labels(model, window, flow, networks)  # (T, H, W)
+            for model, network in zip(models, first_of, strict=True):
+                labels = _labels(model, window, flow, network)  # (T, H, W)
                 for frame, values in zip(window.wanted, labels, strict=True):
                     if frame.mask is not None:
                         metrics[model.name].update(values, frame.mask)
@@ -133,14 +132,14 @@ class _Frame:
     image: Tensor
     """(3, H, W) of uint8."""
     mask: Tensor | None
-    log_p: list[Tensor]
-    """(L, H, W) of each network."""
+    log_p: dict[int, Tensor]
+    """The output (L, H, W) of each network."""
     link: Flow | None
     """The flow of the clip (the frame before, this frame); None for the first."""
 
 
 def _frames(
-    items: Sequence[Item], data: Dataset, networks: Sequence[DeepParsingNetwork], device: torch.device | str
+    items: Sequence[Item], data: Dataset, networks: Mapping[int, DeepParsingNetwork], device: torch.device | str
 ) -> Iterator[_Frame]:
     """Read the frames of a sequence one by one, each once through the networks and linked to the one before."""
     previous: Tensor | None = None
@@ -154,7 +153,7 @@ def _frames(
                 "give all frames of a sequence one size."
             )
         link = None if previous is None else _estimated([previous, image])
-        log_p = [network.log_unary(image[None])[0] for network in networks]
+        log_p = {index: network.log_unary(image[None])[0] for index, network in networks.items()}
         yield _Frame(image, None if mask is None else torch.from_numpy(mask).long().to(device), log_p, link)
         previous = image
 
@@ -170,13 +169,12 @@ def _flow(frames: Sequence[_Frame]) -> Flow:
     return join(links) if links else _estimated([frames[0].image])
 
 
-def _labels(model: VideoModel, window: Window[_Frame], flow: Flow, networks: Sequence[DeepParsingNetwork]) -> Tensor:
+def _labels(model: VideoModel, window: Window[_Frame], flow: Flow, network: int) -> Tensor:
     """Return the labels of the wanted frames (T, H, W), from as many frames around them as the model looks at."""
     start, stop = window.inner.start, window.inner.stop
     first, last = max(start - model.reach(), 0), min(stop + model.reach(), len(window.frames))
-    index = next(i for i, network in enumerate(networks) if same_network(network, model.model))
     frames = window.frames[first:last]
-    log_p = torch.stack([frame.log_p[index] for frame in frames], 1)[None]
+    log_p = torch.stack([frame.log_p[network] for frame in frames], 1)[None]
     images = torch.stack([frame.image for frame in frames], 1)[None]
     labels: Tensor = model(log_p, images, flow.cut(first, last)).argmax(1)[0]
     return labels[start - first : stop - first]
