@@ -50,19 +50,15 @@ def train(
     check_run_folder(recipe, folder, resume)
     run = _new_run(recipe, folder, network, message, progress)
     run.open_folder()
+    stages = planned_stages(recipe)
     first_stage, first_step, tensors = run.read_state() if resume else (0, 0, {})
-    for index, stage in enumerate(planned_stages(recipe)):
-        if index < first_stage:
-            run.steps_done += stage.steps
-        elif index == first_stage:
-            _train_stage(run, index, stage, first_step, tensors)
-        else:
-            _train_stage(run, index, stage)
+    run.steps_done = sum(stage.steps for stage in stages[:first_stage])
+    for index in range(first_stage, len(stages)):
+        _train_stage(run, index, stages[index], first_step, tensors)
+        first_step, tensors = 0, {}
     changes = finish(recipe, run.average)
     if changes:
-        run.scores[changes] = run.evaluate(changes)
-        name = f"{changes}, network alone"
-        run.scores[name] = run.evaluate(name, alone=True)
+        _add_scores(run, changes, network_too=True)
     run.save_model()
     run.accelerator.wait_for_everyone()
     return run.scores
@@ -97,9 +93,7 @@ def _new_run(
     )
 
 
-def _train_stage(
-    run: Run, index: int, stage: Stage, first_step: int = 0, tensors: dict[str, Tensor] | None = None
-) -> None:
+def _train_stage(run: Run, index: int, stage: Stage, first_step: int, tensors: dict[str, Tensor]) -> None:
     """Train stage number `index` from `first_step` on. tensors: of the checkpoint to resume from, if any."""
     recipe, model = run.recipe, run.model
     prepare_stage(model, stage, recipe.seed, trained=bool(recipe.start))
@@ -108,15 +102,20 @@ def _train_stage(
     _take_steps(run, index, stage, first_step, tensors)
     if recipe.ema:
         model.load_state_dict(run.average.state_dict())
-    run.scores[stage.name] = run.evaluate(stage.name)
-    if "unary" in stage.learn and len(stage.learn) > 1:  # shows what the MRF adds to a network trained with it
-        name = f"{stage.name}, network alone"
-        run.scores[name] = run.evaluate(name, alone=True)
+    # The network alone shows what the MRF adds to a network that was trained with it.
+    _add_scores(run, stage.name, network_too="unary" in stage.learn and len(stage.learn) > 1)
     run.accelerator.free_memory()
     run.save_state(index + 1, 0, None)
 
 
-def _take_steps(run: Run, index: int, stage: Stage, first_step: int, tensors: dict[str, Tensor] | None) -> None:
+def _add_scores(run: Run, name: str, network_too: bool) -> None:
+    run.scores[name] = run.evaluate(name)
+    if network_too:
+        name = f"{name}, network alone"
+        run.scores[name] = run.evaluate(name, alone=True)
+
+
+def _take_steps(run: Run, index: int, stage: Stage, first_step: int, tensors: dict[str, Tensor]) -> None:
     """Take the optimiser steps of a stage, with checkpoints and evaluations between them."""
     recipe, accelerator, model = run.recipe, run.accelerator, run.model
     if "unary" in stage.learn:
