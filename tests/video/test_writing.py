@@ -123,7 +123,7 @@ def test_sound_ends_with_the_frames_if_it_must(tmp_path, film, pictures, heard):
     writer = Writer(tmp_path / "out.mp4", (32, 48), sound=source)
     for number in range(5):
         writer.write(np.zeros((32, 48, 3), np.uint8), Fraction(number, 25))
-    writer.close(whole=False)
+    writer.close(all_sound=False)
     times = [time for time, _ in heard(tmp_path / "out.mp4")]
     assert times == [time for time, _ in heard(source)][: len(times)]
     assert 0.1 < times[-1] <= 0.2

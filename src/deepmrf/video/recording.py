@@ -222,7 +222,7 @@ class _Sink:
         report.path = self.writer.path
         stopped = report.interrupted or bool(report.failed)
         with self.clock("writing"):
-            self.writer.close(whole=not stopped and report.frames != self.max_frames)
+            self.writer.close(all_sound=not stopped and report.frames != self.max_frames)
         if not report.failed and (self.source.live or not stopped):
             os.replace(self.writer.path, out.resolve() if out.is_symlink() else out)
             report.path = out

@@ -157,14 +157,14 @@ class Writer:
         self._container.mux(self._stream.encode(frame))
         self.frames += 1
 
-    def close(self, whole: bool = True) -> None:
-        """Finish the file. whole: copy the rest of the sound; otherwise the sound ends with the last frame."""
+    def close(self, all_sound: bool = True) -> None:
+        """Finish the file. all_sound: copy the rest of the sound; otherwise the sound ends with the last frame."""
         try:
             if self.frames:
                 self._container.mux(self._stream.encode(None))
             if self._sound is not None:
                 end = (self._last_tick or 0) * self.time_base + 1 / self.rate
-                self._sound.copy(None if whole else end, self._shift)
+                self._sound.copy(None if all_sound else end, self._shift)
         finally:
             if self._sound is not None:
                 self._sound.close()
