@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +48,13 @@ def plain(text: str) -> str:
 def say(text: str, console: Console, style: str = "") -> None:
     """Print one line as it is: no markup, no line breaks."""
     console.print(plain(text), style=style, markup=False, soft_wrap=True, highlight=False)
+
+
+def say_pairs(pairs: Mapping[str, str], console: Console, indent: str = "") -> None:
+    """Print one line per name, with its text in a second column."""
+    width = max(map(len, pairs), default=0)
+    for name, text in pairs.items():
+        say(f"{indent}{name:<{width}}  {text}", console)
 
 
 def warn(texts: Iterable[str], console: Console) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import Bars, say, sentences, warn
+from deepmrf.cli.console import Bars, say, say_pairs, sentences, warn
 
 if TYPE_CHECKING:
     from deepmrf.predict.installation import Cache, Installation
@@ -42,20 +42,16 @@ def doctor_command(
 
 def _print(installation: Installation, console: Console) -> None:
     sections = {
-        "Versions": [(name, number or "not installed") for name, number in installation.versions.items()],
-        "Devices": list(installation.devices.items()),
-        "Kernels": list(installation.kernels.items()),
-        "Caches": [(cache.name, _describe(cache)) for cache in installation.caches],
-        "Extras": [
-            (extra.name, f"installed, for {extra.purpose}") for extra in installation.extras if not extra.missing
-        ],
+        "Versions": {name: number or "not installed" for name, number in installation.versions.items()},
+        "Devices": installation.devices,
+        "Kernels": installation.kernels,
+        "Caches": {cache.name: _describe(cache) for cache in installation.caches},
+        "Extras": {extra.name: f"installed, for {extra.purpose}" for extra in installation.extras if not extra.missing},
     }
     say(f"deepmrf in {installation.path}", console, "bold")
-    for title, rows in sections.items():
-        width = max((len(name) for name, _ in rows), default=0)
+    for title, pairs in sections.items():
         say(title, console, "bold")
-        for name, text in rows:
-            say(f"  {name:<{width}}  {text}", console)
+        say_pairs(pairs, console, "  ")
     missing = [extra for extra in installation.extras if extra.missing]
     for extra in missing:
         warn([f"  {extra.name} lacks {', '.join(extra.missing)}, for {extra.purpose}: {extra.install}"], console)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import Bars, say, sentences, split_settings, table, warn
+from deepmrf.cli.console import Bars, say, say_pairs, sentences, split_settings, table, warn
 
 PRESET_FIELDS = {
     "voc": "CAMs and pseudo-labels of weak supervision; pydensecrf's own example",
@@ -52,10 +52,9 @@ def _list_presets(name: str) -> str:
     console = Console()
     rows = [(key, *[f"{preset_values(preset)[key]:g}" for preset in PRESET_FIELDS]) for key in PARAMETERS]
     console.print(table(("", *PRESET_FIELDS), rows))
-    for lines in (PARAMETERS, PRESET_FIELDS):
+    for pairs in (PARAMETERS, PRESET_FIELDS):
         say("", console)
-        for key, meaning in lines.items():
-            say(f"{key:<14}  {meaning}", console)
+        say_pairs(pairs, console)
     say("", console)
     say("--set changes a number of a preset, such as --preset voc --set colour_width=5.", console)
     raise typer.Exit

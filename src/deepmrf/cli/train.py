@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import Bars, fail, percent, say, split_settings, table
+from deepmrf.cli.console import Bars, fail, percent, say, say_pairs, split_settings, table
 from deepmrf.cli.network import NetworkOption, own_code
 
 TRAIN_HELP = """Train a Deep Parsing Network by a recipe: the paper's four stages, one after the other.
@@ -45,9 +45,7 @@ def _list_recipes(asked: bool) -> None:
     from deepmrf.training.recipes import bundled_recipes, describe_recipe
 
     console, recipes = Console(), bundled_recipes()
-    width = max(map(len, recipes), default=0)
-    for name, path in recipes.items():
-        say(f"{name:<{width}}  {describe_recipe(path)}", console)
+    say_pairs({name: describe_recipe(path) for name, path in recipes.items()}, console)
     folder = next((path.parent for path in recipes.values()), None)
     say(f"The files are in {folder}: copy one to change it, or use --set." if folder else "There are none.", console)
     raise typer.Exit
