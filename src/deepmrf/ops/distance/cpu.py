@@ -1,12 +1,11 @@
 """The distance kernel on the CPU, compiled by numba: exact, one pass over q, and only a few rows of temporaries.
 
-The equations are in the package's docstring. The kernels are in cpu_kernels.py (images) and cpu_deep.py (volumes with
-windows of many planes).
+The equations are in the package's docstring; the kernels are in cpu_kernels.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,10 @@ from deepmrf.ops.window import ALL, image_window, take_frame, touched
 
 LABELS_PER_JOB = 8
 """As many as a vector has lanes."""
-DEEP_PLANES_PER_LABEL = 2
-"""Planes in a window, per label in a vector's lanes, from which on running sums along the first axis are faster."""
+MIN_DEEP_PLANES = 4
+"""Planes in a window from which on sums over planes, for every pixel, are faster than a walk over the planes."""
+PLANE_SUMS_BYTES = 6 << 20
+"""Sums over planes that stay in the cache."""
 
 
 def _array(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Any:
@@ -52,59 +53,48 @@ class _Problem:
         from deepmrf.ops.distance import cpu_kernels as kernels
 
         images, labels = self.maps_shape[:2]
-        a = self.arguments
+        a, (depth, height, width) = self.arguments, self.size
         mirrored = mode in (kernels.BACKWARD, kernels.PULL_BACK)
-        reach = list(image_window(a.q.shape[2:], a.window, mirrored).reaches)
+        window = image_window(a.q.shape[2:], a.window, mirrored)
+        around, overlap = (sum(reach) for reach in window.reaches[:2])
         single = a.frame != ALL and len(a.window) == 3 and mode == kernels.FORWARD
-        groups = -(-labels // LABELS_PER_JOB)
-        # A plane is an image whose windows reach over other planes: each of these costs time, and so do empty lanes.
-        # Running sums along the first axis do not cost more for more planes, but they take one label at a time.
-        deep = not single and self.size[0] > 1 and (sum(reach[0]) + 1) * groups >= DEEP_PLANES_PER_LABEL * labels
-        planes = [a.frame] if single else [0] if deep else range(self.size[0])
+        # Sums over planes should stay in the cache, but they are computed again where windows of two strips overlap.
+        maps = 2 + len(kernels.NORMS[mode]) + self.features.shape[1]
+        rows = PLANE_SUMS_BYTES // (width * maps * LABELS_PER_JOB * 8) - overlap
+        rows = min(max(rows, overlap, 8), height)
+        deep = () if single or around + 1 < MIN_DEEP_PLANES * (1 + overlap / rows) else (0,)
+        planes = [(a.frame, a.frame + 1)] if single else [(0, depth)] if deep else [(t, t + 1) for t in range(depth)]
         # Labels add to the same gradient to the features, so one job must take all of them there.
         pull = mode in (kernels.PULL_AHEAD, kernels.PULL_BACK)
-        group = labels if pull else -(-labels // groups)
-        before, after = reach[0] if deep else reach[1]
-        length = self.size[0] if deep else self.size[1]
-        # Strips of rows (or of planes) make jobs for every thread, but each strip begins by filling a window, at half
-        # the cost of its rows or less.
+        group = labels if pull else -(-labels // -(-labels // LABELS_PER_JOB))
+        # Strips of rows make jobs for every thread, but each strip begins by filling a window, at half the cost of its
+        # rows or less.
         threads, jobs = torch.get_num_threads(), images * -(-labels // group) * len(planes)
-        max_strips = max(1, min(4 * threads, length // max(before + after, 8)))
+        min_strips = -(-height // rows) if deep else 1
+        max_strips = max(min_strips, min(4 * threads, height // max(overlap, 8)))
         strips = min(
-            range(1, max_strips + 1),
-            key=lambda count: -(-jobs * count // threads) * (length / count + 0.5 * (before + after)),
+            range(min_strips, max_strips + 1),
+            key=lambda count: -(-jobs * count // threads) * (height / count + (1.0 if deep else 0.5) * overlap),
         )
         plan = [
-            (image, label, plane, length * strip // strips, length * (strip + 1) // strips)
+            (image, label, part, height * strip // strips, height * (strip + 1) // strips)
             for image in range(images)
             for label in range(0, labels, group)
-            for plane in planes
+            for part in planes
             for strip in range(strips)
         ]
         keep = mode == kernels.FORWARD and ungated is not self.q
-        axes = slice(0, 3) if deep else slice(1, 3)
-        spacing = self.spacing[axes]
-        sides = tuple(side for pair in reach[axes] for side in pair)
         sums = torch.zeros(len(plan), 3, dtype=torch.float64)
-        kernel: Callable[..., bool]
-        if deep:
-            from deepmrf.ops.distance.cpu_deep import deep_job
-
-            kernel = partial(deep_job, mode, self.size[1])
-        else:
-            channels = (0,) * self.features.shape[1]
-            kernel = partial(kernels.job, kernels.NORMS[mode], channels, mode, self.size[1])
+        kernel = partial(kernels.job, kernels.NORMS[mode], (0,) * self.features.shape[1], deep, mode, height)
 
         def job(index: int) -> bool:
-            image, label, plane, first, last = plan[index]
-            around = (max(plane - reach[0][0], 0), min(plane + reach[0][1] + 1, self.size[0]))
-            planes_of_window = () if deep else (plane, around, self.spacing[0])
+            image, label, part, first, last = plan[index]
             clean = True
             for start in range(label, min(label + group, labels), LABELS_PER_JOB):
-                part = (image, slice(start, min(start + LABELS_PER_JOB, label + group)))
+                maps = (image, slice(start, min(start + LABELS_PER_JOB, label + group)))
                 clean &= kernel(
-                    *planes_of_window, self.q[part], grad[part], ungated[part], self.features[image], self.mean[image],
-                    self.scale, self.weights, spacing, sides, a.gate, keep, out[part], pulled[image],
+                    part, self.q[maps], grad[maps], ungated[maps], self.features[image], self.mean[image], self.scale,
+                    self.weights, self.spacing, window.flat_reaches, a.gate, keep, out[maps], pulled[image],
                     sums[index].numpy(), first, last,
                 )  # fmt: skip
             return clean
