@@ -131,7 +131,7 @@ def test_it_teaches_a_network_what_the_image_shows():
         (lambda: GatedCRFLoss()(P, IMAGE, torch.ones(1, 2, 4, 4)), "The mask has shape"),
         (lambda: GatedCRFLoss(ignore_labels=(7,))(P, IMAGE), "must name some, not all"),
         (lambda: GatedCRFLoss(ignore_labels=(0, 1))(P, IMAGE), "must name some, not all"),
-        (lambda: GatedCRFLoss(window=(3, 3, 3))(P, IMAGE), "must be an int or 2 ints"),
+        (lambda: GatedCRFLoss(window=(3, 3, 3))(P, IMAGE), "has 3 sizes, but dims=2"),
     ],
 )
 def test_bad_input_gets_a_sentence(call, message):

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepmrf.ops.lattice import Lattice, build_lattice, lattice_filter
+from deepmrf.ops.lattice import Lattice, build_lattice
 from deepmrf.ops.lattice.features import bilateral_features, position_lattice
-from deepmrf.ops.lattice.mean_field import PairwiseTerm, mean_field, normalisation
+from deepmrf.ops.lattice.mean_field import PairwiseTerm, mean_field, messages, normalisation
 
 SMALLEST_PROBABILITY = 1e-20
 """Below it, ln Q counts as ln of this."""
@@ -63,13 +63,17 @@ def as_floats(values: Any, name: str) -> Floats:
     return array
 
 
+def _require_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or int(value) != value or value < 1:
+            raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
+
+
 class DenseCRF:
     """A CRF over `npoints` points of any kind, with `nlabels` labels; features come with addPairwiseEnergy."""
 
     def __init__(self, npoints: int, nlabels: int, *, device: torch.device | str = "cpu") -> None:
-        for name, value in (("npoints", npoints), ("nlabels", nlabels)):
-            if isinstance(value, bool) or int(value) != value or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
+        _require_counts(npoints=npoints, nlabels=nlabels)
         self.npoints, self.nlabels, self.device = int(npoints), int(nlabels), torch.device(device)
         self.terms: list[PairwiseTerm] = []
         self.unary: Tensor | None = None
@@ -141,18 +145,18 @@ class DenseCRF:
     def stepInference(self, Q: Floats, tmp1: Any = None, tmp2: Any = None) -> None:
         """One iteration: Q is changed in place. The arrays for work are not used."""
         with torch.inference_mode():
-            q = torch.from_numpy(self._checked(Q)).to(self.device)
-            energy = self._energy() + sum(self._messages(q))
-            np.copyto(Q, torch.softmax(-energy, dim=0).cpu().numpy())
+            q = torch.from_numpy(self._checked(Q))[None].to(self.device)
+            energy = sum(messages(q, self.terms), start=self._energy()[None])
+            np.copyto(Q, torch.softmax(-energy[0], dim=0).cpu().numpy())
 
     def klDivergence(self, Q: Any) -> float:
         """KL(Q || P) up to the constant ln Z: what the iterations lower."""
         with torch.inference_mode():
-            q = torch.from_numpy(self._checked(Q)).to(self.device)
+            q = torch.from_numpy(self._checked(Q))[None].to(self.device)
             total = (q * q.clamp_min(SMALLEST_PROBABILITY).log()).double().sum()
             if self.unary is not None:
                 total += torch.where(q > 0, q * self.unary, 0).double().sum()
-            for message in self._messages(q):
+            for message in messages(q, self.terms):
                 total += (q * message).double().sum()
             return float(total)
 
@@ -169,25 +173,12 @@ class DenseCRF:
             )
         return array
 
-    def _messages(self, q: Tensor) -> list[Tensor]:
-        """What each term adds to the energy, (L, N)."""
-        messages = []
-        for term in self.terms:
-            scaled = q if term.before is None else q * term.before
-            filtered = lattice_filter(scaled[None].contiguous(), term.lattice)[0]
-            filtered = filtered if term.after is None else filtered * term.after
-            c = term.compatibility
-            messages.append(c @ filtered if c.dim() == 2 else c.view(-1, 1) * filtered)
-        return messages
-
 
 class DenseCRF2D(DenseCRF):
     """A CRF over the pixels of an image of `w` x `h` pixels: the width comes first."""
 
     def __init__(self, w: int, h: int, nlabels: int, *, device: torch.device | str = "cpu") -> None:
-        for name, value in (("w", w), ("h", h)):
-            if isinstance(value, bool) or int(value) != value or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
+        _require_counts(w=w, h=h)
         super().__init__(int(w) * int(h), nlabels, device=device)
         self.width, self.height = int(w), int(h)
 

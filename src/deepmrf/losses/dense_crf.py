@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.losses.pairs import check_inputs, energy, unit_image
+from deepmrf.losses.pairs import CRFLoss, Filter
 from deepmrf.ops.lattice import build_lattice, lattice_filter
 from deepmrf.ops.lattice.features import bilateral_features
 
 _RESIZE = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
-class DenseCRFLoss(nn.Module):
+class DenseCRFLoss(CRFLoss):
     """probabilities (B, L, *S), image (B, F, *S) in [0, 1] or uint8 -> a number; *S has one to three axes.
 
     colour_width, position_width: a (in the image's unit) and b (in pixels), rloss's 15 of 255 and 100. scale: shrink
@@ -40,34 +40,25 @@ class DenseCRFLoss(nn.Module):
         ignore_labels: Sequence[int] = (),
         nonnegative: bool = True,
     ) -> None:
-        super().__init__()
-        if not (colour_width > 0 and position_width > 0):
-            raise ValueError(
-                f"colour_width={colour_width!r}, position_width={position_width!r}: widths must be positive numbers."
-            )
+        super().__init__(colour_width, position_width, ignore_labels, nonnegative)
         if not 0 < scale <= 1:
             raise ValueError(f"scale={scale!r} must lie above 0, and at most at 1.")
-        self.colour_width, self.position_width, self.scale = colour_width, position_width, scale
-        self.ignore_labels, self.nonnegative = tuple(ignore_labels), nonnegative
+        self.scale = scale
 
-    def forward(self, probabilities: Tensor, image: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask (B, *S): 1 where a pixel counts, 0 where it does not."""
-        counted = check_inputs(probabilities, image, mask)
-        features = unit_image(image, probabilities.dtype)
-        if self.scale != 1:
-            dims = probabilities.dim() - 2
-            size = [max(1, round(n * self.scale)) for n in probabilities.shape[2:]]
-            probabilities = functional.interpolate(probabilities, size, mode=_RESIZE[dims])
-            features = functional.interpolate(features, size, mode="nearest")
-            counted = functional.interpolate(counted, size, mode="nearest")
+    def resized(self, probabilities: Tensor, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.scale == 1:
+            return probabilities, features, mask
+        size = [max(1, round(n * self.scale)) for n in probabilities.shape[2:]]
+        return (
+            functional.interpolate(probabilities, size, mode=_RESIZE[len(size)]),
+            functional.interpolate(features, size, mode="nearest"),
+            functional.interpolate(mask, size, mode="nearest"),
+        )
+
+    def filter_of(self, features: Tensor) -> Filter:
         with torch.no_grad():
-            points = bilateral_features(features, self.position_width * self.scale, self.colour_width)
-            lattice = build_lattice(points)
-
-        def apply_filter(maps: Tensor) -> Tensor:
-            return lattice_filter(maps.flatten(2).contiguous(), lattice).view(maps.shape)
-
-        return energy(apply_filter, probabilities, counted, self.ignore_labels, self.nonnegative)
+            lattice = build_lattice(bilateral_features(features, self.position_width * self.scale, self.colour_width))
+        return lambda maps: lattice_filter(maps.flatten(2).contiguous(), lattice).view(maps.shape)
 
     def extra_repr(self) -> str:
-        return f"colour_width={self.colour_width:g}, position_width={self.position_width:g}, scale={self.scale:g}"
+        return f"{super().extra_repr()}, scale={self.scale:g}"

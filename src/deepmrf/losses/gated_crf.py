@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from deepmrf.losses.pairs import check_inputs, energy, unit_image
+from deepmrf.losses.pairs import CRFLoss, Filter
 from deepmrf.ops import gaussian_penalty
+from deepmrf.ops.window import sizes
 
 
-class GatedCRFLoss(nn.Module):
+class GatedCRFLoss(CRFLoss):
     """probabilities (B, L, *S), image (B, F, *S) in [0, 1] or uint8 -> a number; *S has one to three axes.
 
     window: pixels along each axis that a pixel is compared with, an int or one per axis. colour_width, position_width:
@@ -34,29 +35,14 @@ class GatedCRFLoss(nn.Module):
         ignore_labels: Sequence[int] = (),
         nonnegative: bool = True,
     ) -> None:
-        super().__init__()
-        if not (colour_width > 0 and position_width > 0):
-            raise ValueError(
-                f"colour_width={colour_width!r}, position_width={position_width!r}: widths must be positive numbers."
-            )
-        self.window, self.colour_width, self.position_width = window, colour_width, position_width
-        self.ignore_labels, self.nonnegative = tuple(ignore_labels), nonnegative
+        super().__init__(colour_width, position_width, ignore_labels, nonnegative)
+        self.window = window
 
-    def forward(self, probabilities: Tensor, image: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask (B, *S): 1 where a pixel counts, 0 where it does not."""
-        counted = check_inputs(probabilities, image, mask)
-        dims = probabilities.dim() - 2
-        window = [self.window] * dims if isinstance(self.window, int) else list(self.window)
-        if len(window) != dims or min(window) < 1:
-            raise ValueError(f"window={self.window!r} must be an int or {dims} ints, each at least 1.")
-        features = unit_image(image, probabilities.dtype)
+    def filter_of(self, features: Tensor) -> Filter:
+        window = sizes(self.window, features.dim() - 2, "window")
         widths = features.new_tensor([self.colour_width, self.position_width])
         plain = features.new_tensor([1.0, 0.0])
-
-        def apply_filter(maps: Tensor) -> Tensor:
-            return gaussian_penalty(maps, features, plain, widths, window, gate=False)
-
-        return energy(apply_filter, probabilities, counted, self.ignore_labels, self.nonnegative)
+        return lambda maps: gaussian_penalty(maps, features, plain, widths, window, gate=False)
 
     def extra_repr(self) -> str:
-        return f"window={self.window}, colour_width={self.colour_width:g}, position_width={self.position_width:g}"
+        return f"window={self.window}, {super().extra_repr()}"

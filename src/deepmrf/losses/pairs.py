@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from deepmrf.ops.distance import unit_features
 
 Filter = Callable[[Tensor], Tensor]
 """K: maps (B, C, *S) -> (B, C, *S)."""
@@ -39,11 +41,6 @@ def check_inputs(probabilities: Tensor, image: Tensor, mask: Tensor | None) -> T
     return mask.to(probabilities)
 
 
-def unit_image(image: Tensor, dtype: torch.dtype) -> Tensor:
-    """The image as floats; uint8 stands for value / 255."""
-    return image.to(dtype) / 255 if image.dtype == torch.uint8 else image.to(dtype)
-
-
 def energy(
     apply_filter: Filter, probabilities: Tensor, mask: Tensor, ignore_labels: Sequence[int], nonnegative: bool
 ) -> Tensor:
@@ -63,3 +60,36 @@ def energy(
     # Labels left out make p sum to less than one: pairs of such pixels agree only as far as the other labels count.
     total = mask if not ignored else p.sum(1, keepdim=True)
     return ((total * apply_filter(total)).sum() - agreement).clamp_min(0) / pixels
+
+
+class CRFLoss(nn.Module):
+    """A loss by the energy above: probabilities (B, L, *S), image (B, F, *S) in [0, 1] or uint8 -> a number."""
+
+    def __init__(
+        self, colour_width: float, position_width: float, ignore_labels: Sequence[int], nonnegative: bool
+    ) -> None:
+        super().__init__()
+        if not (colour_width > 0 and position_width > 0):
+            raise ValueError(
+                f"colour_width={colour_width!r}, position_width={position_width!r}: widths must be positive numbers."
+            )
+        self.colour_width, self.position_width = colour_width, position_width
+        self.ignore_labels, self.nonnegative = tuple(ignore_labels), nonnegative
+
+    def forward(self, probabilities: Tensor, image: Tensor, mask: Tensor | None = None) -> Tensor:
+        """mask (B, *S): 1 where a pixel counts, 0 where it does not."""
+        counted = check_inputs(probabilities, image, mask)
+        features = unit_features(image, probabilities.dtype)
+        probabilities, features, counted = self.resized(probabilities, features, counted)
+        return energy(self.filter_of(features), probabilities, counted, self.ignore_labels, self.nonnegative)
+
+    def resized(self, probabilities: Tensor, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Maps of the size at which the energy is computed."""
+        return probabilities, features, mask
+
+    def filter_of(self, features: Tensor) -> Filter:
+        """K for an image (B, F, *S)."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"colour_width={self.colour_width:g}, position_width={self.position_width:g}"

@@ -154,6 +154,12 @@ def _helpers(count: int) -> ThreadPoolExecutor:
         return _pool
 
 
+def run_in_parts(work: Callable[[int, int], Result], count: int, parts: int) -> list[Result]:
+    """[work(start, stop), ..] over 0 .. count - 1 cut into about equal parts, shared between threads."""
+    parts = max(1, min(parts, count))
+    return run_jobs(lambda part: work(count * part // parts, count * (part + 1) // parts), parts)
+
+
 def run_jobs(job: Callable[[int], Result], count: int) -> list[Result]:
     """[job(0), .., job(count - 1)], on as many threads as PyTorch uses; a free thread takes the next job."""
     threads = min(torch.get_num_threads(), count)

@@ -14,7 +14,7 @@ The kernels are compiled on their first use: cpu_transforms.py, cpu_tiles.py and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.ops.contexts import Arguments, operator
-from deepmrf.ops.jobs import empty, run_jobs
+from deepmrf.ops.jobs import empty, run_in_parts
 from deepmrf.ops.registry import Implementation, Pair, installed
 from deepmrf.ops.window import Reach, image_window, reaches
 
@@ -46,12 +46,6 @@ def _clipped_reaches(t: Tensor, weight: Tensor) -> tuple[Reach, ...]:
 def _rows(count: int) -> int:
     """How many of `count` maps one product computes, so that few or none are left over."""
     return count if count <= MAX_ROWS else min(range(MAX_ROWS, 4, -1), key=lambda rows: -count % rows)
-
-
-def _in_parts(work: Callable[[int, int], Any], count: int, parts: int) -> list[Any]:
-    """[work(start, stop), ...] over 0 .. count - 1 cut into parts, shared between threads."""
-    parts = max(1, min(parts, count))
-    return run_jobs(lambda part: work(count * part // parts, count * (part + 1) // parts), parts)
 
 
 def _array(x: Tensor, dtype: torch.dtype) -> Any:
@@ -104,7 +98,7 @@ class _Plan:
         filters = _with_zeros(filters, 1, -filters.shape[1] % self.lanes)
         passes, count = filters.shape[:2]
         result = np.empty((passes, self.frequencies, 2, count), filters.dtype)
-        _in_parts(
+        run_in_parts(
             lambda start, stop: filter_spectra(self.size, filters, self.vector, result, start, stop),
             passes * count // self.lanes,
             torch.get_num_threads(),
@@ -143,7 +137,7 @@ def _forward(a: Arguments) -> Pair:
             out.numpy(), active.numpy(), start, stop,
         )  # fmt: skip
 
-    _in_parts(work, plan.groups, 4 * torch.get_num_threads())
+    run_in_parts(work, plan.groups, 4 * torch.get_num_threads())
     return out.to(a.t.dtype), active
 
 
@@ -179,7 +173,7 @@ def _backward(grad: Tensor, active: Tensor, a: Arguments, needed: Sequence[bool]
         return sums
 
     # One part per thread, whichever finishes first: the sums over tiles are then the same in every run.
-    sums = _in_parts(work, plan.groups, min(torch.get_num_threads(), MAX_FILTER_SUMS))
+    sums = run_in_parts(work, plan.groups, min(torch.get_num_threads(), MAX_FILTER_SUMS))
     grad_weight = None
     if weight_too:
         filters = _filters_from_spectra(plan, sum(sums[1:], start=sums[0]))[:labels, ..., :patterns]
@@ -193,7 +187,7 @@ def _bias_gradient(grad: Any, active: Any, contexts: int) -> Tensor:
 
     sums = np.zeros((grad.shape[0] * grad.shape[1], contexts))
     grad, active = grad.reshape(len(sums), -1), active.reshape(len(sums), -1)
-    _in_parts(lambda start, stop: bias_sums(grad, active, sums, start, stop), len(sums), torch.get_num_threads())
+    run_in_parts(lambda start, stop: bias_sums(grad, active, sums, start, stop), len(sums), torch.get_num_threads())
     return torch.from_numpy(sums)
 
 
@@ -203,7 +197,7 @@ def _filters_from_spectra(plan: _Plan, spectra: Any) -> Tensor:
 
     _, groups, block, _, lanes = spectra.shape
     filters = np.empty((block, *plan.window, groups * lanes), spectra.dtype)
-    _in_parts(
+    run_in_parts(
         lambda start, stop: filters_from_spectra(plan.size, spectra, plan.vector, filters, start, stop),
         block * groups,
         torch.get_num_threads(),

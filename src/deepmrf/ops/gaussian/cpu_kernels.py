@@ -109,30 +109,11 @@ def finish(
 
 @compiled
 def job(
-    mode: int,
-    height: int,
-    neighbours: Array,
-    centre: Array,
-    features: Array,
-    distances: Array,
-    reach: tuple[int, int, int],
-    window: tuple[int, int, int],
-    weights: Array,
-    gate: bool,
-    keep: bool,
-    features_too: bool,
-    q: Array,
-    grad: Array,
-    ungated: Array,
-    out: Array,
-    pulled: Array,
-    sums: Array,
-    first: int,
-    last: int,
-    start: int,
-    end: int,
-    only_frame: int,
-) -> None:
+    mode: int, height: int, neighbours: Array, centre: Array, features: Array, distances: Array,
+    reach: tuple[int, int, int], window: tuple[int, int, int], weights: Array, gate: bool, keep: bool,
+    features_too: bool, q: Array, grad: Array, ungated: Array, out: Array, pulled: Array, sums: Array, first: int,
+    last: int, start: int, end: int, only_frame: int,
+) -> None:  # fmt: skip
     """Part of an image: the window sum unless the mode is PAIRS, and pairs unless FORWARD.
 
     It is rows first .. last - 1 of R, and start .. end - 1 in each; start is a multiple of VECTOR_BYTES.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepmrf.ops.jobs import run_jobs
+from deepmrf.ops.jobs import run_in_parts, run_jobs
 from deepmrf.ops.lattice.build import (
     Arguments,
     Lattice,
@@ -39,9 +39,13 @@ def can_build(features: Tensor) -> bool:
 
 def parts_of(points: int) -> list[tuple[int, int]]:
     """Ranges of points, one per thread, each large enough to be worth it."""
-    count = max(1, min(torch.get_num_threads(), points // MIN_POINTS_PER_PART))
-    ends = [points * k // count for k in range(count + 1)]
-    return list(itertools.pairwise(ends))
+    count = part_count(points)
+    return list(itertools.pairwise(points * k // count for k in range(count + 1)))
+
+
+def part_count(points: int) -> int:
+    """How many threads share some points, or other things that are worked on one by one."""
+    return max(1, min(torch.get_num_threads(), points // MIN_POINTS_PER_PART))
 
 
 def build(features: Tensor) -> Lattice:
@@ -122,9 +126,11 @@ def blur_rows(rows: Any, runs: Any, ends: Sequence[tuple[int, int]], base: int, 
     from deepmrf.ops.lattice import cpu_kernels as kernels
 
     for first, last in ends:
-        ranges = [(first + a, first + b) for a, b in parts_of(last - first)]
-        jobs = [partial(kernels.blur, rows, runs, a, b, last, base, width) for a, b in ranges]
-        run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+
+        def blur(a: int, b: int, first: int = first, last: int = last) -> None:
+            kernels.blur(rows, runs, first + a, first + b, last, base, width)
+
+        run_in_parts(blur, last - first, part_count(last - first))
 
 
 def _forward(a: Arguments) -> Pair:
@@ -152,17 +158,19 @@ def _filter_chunk(
     copies = len(parts) if vertices * len(parts) <= points else 1
     rows = zero_rows(copies, vertices * width).reshape(copies, -1)
     splats = parts if copies > 1 else [(0, points)]
-    for image, tables in enumerate(flat):
-        jobs = [partial(kernels.splat, source[image], a, b, *tables, rows[k], width) for k, (a, b) in enumerate(splats)]
-        run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+
+    def splat(part: int) -> None:
+        for values, tables in zip(source, flat, strict=True):
+            kernels.splat(values, *splats[part], *tables, rows[part], width)
+
+    run_jobs(splat, len(splats))
     for copy in rows[1:]:
-        jobs = [partial(kernels.add_rows, rows[0], copy, a, b) for a, b in parts_of(len(copy))]
-        run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+        run_in_parts(partial(kernels.add_rows, rows[0], copy), copy.size, part_count(copy.size))
     blur_rows(rows[0], runs, ends, 0, width)
     scale = slice_scale(sides - 1)
-    for image, tables in enumerate(flat):
-        jobs = [partial(kernels.slice_rows, rows[0], a, b, *tables, target[image], width, scale) for a, b in parts]
-        run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+    for out, tables in zip(target, flat, strict=True):
+        job = partial(kernels.slice_rows, rows[0], *tables, out, width, scale)
+        run_in_parts(job, points, len(parts))
 
 
 IMPLEMENTATION = Implementation("numba", _forward, suits=_suits)

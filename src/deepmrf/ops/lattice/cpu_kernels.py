@@ -64,16 +64,9 @@ def splat(
 
 @compiled
 def slice_rows(
-    rows: Array,
-    start: int,
+    rows: Array, vertex: Array, weight: Array, corners: int, values: Array, width: int, scale: float, start: int,
     stop: int,
-    vertex: Array,
-    weight: Array,
-    corners: int,
-    values: Array,
-    width: int,
-    scale: float,
-) -> None:
+) -> None:  # fmt: skip
     """values = scale * sum of weight * rows[vertex] for the pixels start .. stop - 1."""
     block = np.empty(PIXELS_AT_ONCE * width, np.float32)
     zeros = np.zeros(width, np.float32)
@@ -104,7 +97,7 @@ def add_rows(rows: Array, others: Array, start: int, stop: int) -> None:
 
 
 @compiled
-def mix_rows(rows: Array, matrix: Array, start: int, stop: int, width: int) -> None:
+def mix_rows(rows: Array, matrix: Array, width: int, start: int, stop: int) -> None:
     """rows[m] = matrix rows[m] for the vertices start .. stop - 1; matrix (labels, labels)."""
     labels = matrix.shape[0]
     mixed = np.empty(width, np.float32)
@@ -121,7 +114,7 @@ def mix_rows(rows: Array, matrix: Array, start: int, stop: int, width: int) -> N
 
 
 @compiled
-def scores_of(unary: Array, start: int, stop: int, width: int, scores: Array) -> None:
+def scores_of(unary: Array, width: int, scores: Array, start: int, stop: int) -> None:
     """scores = -unary, pixel by pixel, for the pixels start .. stop - 1."""
     for first in range(start, stop, PIXELS_AT_ONCE):
         size = min(PIXELS_AT_ONCE, stop - first)
@@ -185,8 +178,8 @@ def return_private(rows: Array, home: Array, base: int, width: int) -> None:
 
 @compiled
 def step(
-    scores: Array, rows: Array, vertex: Array, take: Array, give: Array, start: int, stop: int, corners: int,
-    width: int, first_step: bool, last_step: bool, new_rows: Array, q: Array,
+    scores: Array, rows: Array, vertex: Array, take: Array, give: Array, corners: int, width: int, first_step: bool,
+    last_step: bool, new_rows: Array, q: Array, start: int, stop: int,
 ) -> None:  # fmt: skip
     """A mean-field step for the pixels start .. stop - 1: slice, add the scores, softmax, and splat into new rows.
 
@@ -201,8 +194,8 @@ def step(
             gather(block, scores, rows, vertex, take, p * width, n * width, n * corners, sliced, width)
         for p in range(size):
             softmax(block, p * width, width)
-        if not last_step:
-            for p in range(size):
-                scatter(new_rows, block, vertex, give, p * width, (first + p) * corners, corners, width)
         if last_step:
             _from_rows(block, q.shape[0], first, size, width, q)
+        else:
+            for p in range(size):
+                scatter(new_rows, block, vertex, give, p * width, (first + p) * corners, corners, width)

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepmrf.ops.jobs import run_jobs
+from deepmrf.ops.jobs import run_in_parts, run_jobs
 from deepmrf.ops.lattice.build import slice_scale
-from deepmrf.ops.lattice.cpu import blur_rows, parts_of, width_of, zero_rows
+from deepmrf.ops.lattice.cpu import blur_rows, part_count, parts_of, width_of, zero_rows
 from deepmrf.ops.lattice.terms import PairwiseTerm
 from deepmrf.ops.registry import installed
 
@@ -49,6 +49,10 @@ def _factor(term: PairwiseTerm) -> float:
     """What all sums of a term are multiplied by, before a matrix mixes the labels."""
     sign = -term.compatibility.item() if term.compatibility.dim() == 0 else 1.0
     return sign * slice_scale(term.lattice.axes)
+
+
+def _clear(rows: Any, start: int, stop: int) -> None:
+    rows[start:stop] = 0
 
 
 class _Inference:
@@ -112,21 +116,17 @@ class _Inference:
         """Write q (L, N) after some iterations."""
         kernels, width, parts = self.kernels, self.width, self.parts
         scores = zero_rows(self.unary.shape[1], width)
-        run_jobs(lambda k: kernels.scores_of(self.unary, *parts[k], width, scores), len(parts))
+        run_in_parts(partial(kernels.scores_of, self.unary, width, scores), self.unary.shape[1], len(parts))
         rows, new_rows = (zero_rows(self.rows, width) for _ in range(2))
         tables = (self.vertex.reshape(-1), self.take.reshape(-1), self.give.reshape(-1))
         for iteration in range(iterations + 1):
             flags = (iteration == 0, iteration == iterations)
-            jobs = [
-                partial(kernels.step, scores, rows, *tables, a, b, self.corners, width, *flags, new_rows, q)
-                for a, b in parts
-            ]
-            run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+            step = partial(kernels.step, scores, rows, *tables, self.corners, width, *flags, new_rows, q)
+            run_in_parts(step, len(scores) // width, len(parts))
             if iteration < iterations:
                 rows, new_rows = new_rows, rows
                 self._blur(rows)
-                clear = [new_rows[a:b] for a, b in parts_of(len(new_rows))]
-                run_jobs(lambda k: clear[k].fill(0), len(clear))  # noqa: B023
+                run_in_parts(partial(_clear, new_rows), len(new_rows), part_count(len(new_rows)))
 
     def _blur(self, rows: Any) -> None:
         kernels, width = self.kernels, self.width
@@ -135,8 +135,6 @@ class _Inference:
         for base, vertices, runs, ends, matrix, shift in self.lattices:
             blur_rows(rows, runs, ends, shift, width)
             if matrix is not None:
-                jobs = [
-                    partial(kernels.mix_rows, rows, matrix, base + a, base + b, width) for a, b in parts_of(vertices)
-                ]
-                run_jobs(lambda k: jobs[k](), len(jobs))  # noqa: B023
+                part = rows[base * width : (base + vertices) * width]
+                run_in_parts(partial(kernels.mix_rows, part, matrix, width), vertices, part_count(vertices))
         run_jobs(lambda k: kernels.return_private(rows, self.home[k], self.private[k], width), len(self.parts))

@@ -9,7 +9,7 @@ Shapes: B images, L labels, N pixels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from deepmrf.ops.lattice import cpu_mean_field, gpu_mean_field, lattice_filter
 from deepmrf.ops.lattice.terms import NORMALISATIONS, PairwiseTerm, normalisation
 from deepmrf.ops.registry import needs_gradient
 
-__all__ = ["NORMALISATIONS", "PairwiseTerm", "mean_field", "normalisation"]
+__all__ = ["NORMALISATIONS", "PairwiseTerm", "mean_field", "messages", "normalisation"]
 
 
 def mean_field(unary: Tensor, terms: Sequence[PairwiseTerm], iterations: int) -> Tensor:
@@ -31,18 +31,17 @@ def mean_field(unary: Tensor, terms: Sequence[PairwiseTerm], iterations: int) ->
                 return result
     q = torch.softmax(-unary, dim=1)
     for _ in range(iterations):
-        energy = unary
-        for term in terms:
-            message = lattice_filter(q if term.before is None else q * term.before[:, None], term.lattice)
-            message = message if term.after is None else message * term.after[:, None]
-            energy = energy + _compatible(term.compatibility, message)
-        q = torch.softmax(-energy, dim=1)
+        q = torch.softmax(-sum(messages(q, terms), start=unary), dim=1)
     return q
 
 
-def _compatible(compatibility: Tensor, message: Tensor) -> Tensor:
-    """C message, for each form of C."""
-    compatibility = compatibility.to(message)
-    if compatibility.dim() == 2:
-        return torch.einsum("uv,bvn->bun", compatibility, message)
-    return compatibility.view(-1, 1) * message
+def messages(q: Tensor, terms: Sequence[PairwiseTerm]) -> Iterator[Tensor]:
+    """What each term adds to the energy of q (B, L, N): C n_after K (n_before q)."""
+    for term in terms:
+        message = lattice_filter(q if term.before is None else q * term.before[:, None], term.lattice)
+        message = message if term.after is None else message * term.after[:, None]
+        compatibility = term.compatibility.to(message)
+        if compatibility.dim() == 2:
+            yield torch.einsum("uv,bvn->bun", compatibility, message)
+        else:
+            yield compatibility.view(-1, 1) * message
