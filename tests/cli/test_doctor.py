@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -75,3 +76,26 @@ def test_large_caches_are_not_counted_to_the_end(monkeypatch, tmp_path):
     monkeypatch.setattr(installation, "MAX_FILES_COUNTED", 3)
     cache = installation._cache("kernels", tmp_path)
     assert (cache.bytes, cache.complete, cache.writable) == (12, False, True)
+
+
+def test_a_gpu_is_described(monkeypatch):
+    gpu = SimpleNamespace(name="NVIDIA H200", total_memory=139 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    assert installation._gpus() == "NVIDIA H200, 139 GiB; NVIDIA H200, 139 GiB"
+    monkeypatch.setattr(installation, "_version", lambda name: "3.2")
+    assert installation._gpu_kernels().startswith("Triton")
+    assert "compiled kernels, GPU" in [cache.name for cache in installation._caches()]
+    monkeypatch.setattr(installation, "_version", lambda name: "")
+    assert installation._gpu_kernels() == "plain PyTorch, since Triton is not installed: pip install triton"
+
+
+def test_a_missing_gpu_comes_with_the_reason(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(installation.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    assert "CPU build, although there is an NVIDIA driver" in installation._gpus()
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert "built for CUDA 12.8 but finds no GPU" in installation._gpus()

@@ -249,10 +249,12 @@ def read_confidence(path: Path) -> NDArray[np.float32]:
     return (values / np.iinfo(values.dtype).max).astype(np.float32)
 
 
-def read_mode(path: Path) -> str:
-    """Pillow's name of what the numbers of a picture are: "L" for grey, "P" for a palette."""
+def read_shades(path: Path) -> set[int] | None:
+    """The values of a grey picture, all of 0 to 255 for one of 16 bits; None for a picture of another kind."""
     with decoded(path, MAX_PIXELS) as picture:
-        return picture.mode
+        if picture.mode.startswith("I"):
+            return set(range(256))
+        return {value for value, count in enumerate(picture.histogram()) if count} if picture.mode == "L" else None
 
 
 def _read_picture(path: Path, modes: Sequence[str], needed: str) -> Array:

@@ -26,7 +26,7 @@ from deepmrf.refine.decode import (
     Region,
     read_array,
     read_grey,
-    read_mode,
+    read_shades,
 )
 
 if TYPE_CHECKING:
@@ -65,27 +65,23 @@ def are_soft(predictions: Sequence[PredictionFiles]) -> bool:
     values: set[int] = set()
     for files in _sample(predictions):
         with suppress(DataError):  # reading it later names it
-            if files.ids is None:
-                if _read_shares(files) is None:
-                    return False
-                values |= set(range(256))
-            elif files.confidence is not None or read_mode(files.ids) in ("P", "1"):
+            shades = _shades(files)
+            if shades is None:
                 return False
-            else:
-                grey = read_grey(files.ids)
-                values |= set(range(256)) if grey.dtype == np.uint16 else set(np.unique(grey).tolist())
-    shades = values - {0, VOID}
-    return len(shades) >= MIN_SHADES and {value // 64 for value in shades} == {0, 1, 2, 3}
+            values |= shades
+    values -= {0, VOID}
+    return len(values) >= MIN_SHADES and {value // 64 for value in values} == {0, 1, 2, 3}
 
 
 def check_not_painted(predictions: Sequence[PredictionFiles]) -> None:
     """Raise a ValueError where pictures hold a few values at equal steps from 0 to 255: 255 is no void id there."""
     values: set[int] = set()
     for files in _sample(predictions):
-        if files.ids is None or files.confidence is not None:
-            return
         with suppress(DataError):
-            values |= set(np.unique(read_grey(files.ids)).tolist()) if read_mode(files.ids) == "L" else set()
+            shades = None if files.ids is None else _shades(files)
+            if shades is None:
+                return
+            values |= shades
     count = len(values)
     if (
         not 3 <= count <= MAX_EVEN_VALUES
@@ -103,6 +99,13 @@ def _sample(predictions: Iterable[PredictionFiles]) -> list[PredictionFiles]:
     """Some of the predictions, from all parts of their folder."""
     files = list(predictions)
     return files[:: max(1, len(files) // MAX_FILES_READ)]
+
+
+def _shades(files: PredictionFiles) -> set[int] | None:
+    """The values of a map that may be a soft mask, all of 0 to 255 for one of floats; None for other predictions."""
+    if files.ids is None:
+        return None if _read_shares(files) is None else set(range(256))
+    return None if files.confidence is not None else read_shades(files.ids)
 
 
 def _read_shares(files: PredictionFiles) -> Array | None:
