@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from skimage import data
 from typer.testing import CliRunner
 
 import deepmrf
@@ -48,11 +47,9 @@ WRITES = {
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder as the README assumes it: cat.jpg, recipes, predictions P of the images I with true masks M."""
+    """A folder as the README assumes it: docs, predictions P of the images I with true masks M."""
     monkeypatch.chdir(tmp_path)
-    photograph = Image.fromarray(data.chelsea())
-    photograph.resize((300, 200)).save("cat.jpg")
-    Path("recipes").symlink_to(ROOT / "recipes", target_is_directory=True)
+    Path("docs").symlink_to(ROOT / "docs", target_is_directory=True)
     for split in ("train", "val"):
         synthetic((24, 32), split, 4, to="scenes")
     scenes = folder("scenes", "train")

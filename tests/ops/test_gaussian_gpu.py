@@ -132,7 +132,7 @@ def test_bytes_are_fractions_of_255() -> None:
     image, bandwidths = features.to(torch.uint8), torch.tensor([0.5, 3.0], device=DEVICE)
     out, _ = forward(q, image, weights, bandwidths, (5, 4), (1.0, 1.0), True, False)
     same, _ = forward(q, image / 255, weights, bandwidths, (5, 4), (1.0, 1.0), True, False)
-    _close(out, same.double(), 1e-6)
+    _close(out, same.double(), 1e-6 if DEVICE == "cpu" else 1e-5)  # GPUs round the division by 255 in another way
 
 
 def test_leaves_to_torch_what_it_cannot_do() -> None:
