@@ -52,6 +52,15 @@ def imported_parts(path):
         yield from (name.split(".")[1] for name in names if name.startswith("deepmrf."))
 
 
+@pytest.mark.parametrize(
+    "room", [p.parent for p in MODULES if p.name == "__init__.py" and p.parent.parent == ROOT], ids=str
+)
+def test_a_room_says_what_each_of_its_files_is_for(room):
+    described = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    missing = [p.stem for p in room.glob("*.py") if p.stem != "__init__" and not re.search(rf"\b{p.stem}\b", described)]
+    assert not missing, f"The docstring of {room.name}/__init__.py does not name {missing}."
+
+
 def may_import(importer, imported):
     return importer == imported or ORDER.index(importer) < ORDER.index(imported)
 

@@ -10,6 +10,9 @@ window      windows, box sums and moments
 registry    operators: how they are registered with PyTorch, and which implementation of one runs
 jobs        CPU kernels: how they are compiled, and how threads share their work
 vectors     CPU kernels: vector instructions
+notice      CPU kernels: a line that says that they are being compiled
+waiting     PyTorch's idle CPU threads sleep instead of spinning
+launch      GPU kernels: can Triton run them, and on which device; launch_kernels has what they share
 """
 
 from deepmrf.ops.contexts import label_contexts

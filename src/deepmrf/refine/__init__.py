@@ -9,11 +9,13 @@ tally         the scores of label maps
 settings      how large the MRF is, and how it is learned
 report        the MRF and its scores; saving them
 opening       the MRF to refine with: a saved one, or a preset
+presets       dense CRFs by name, with changed numbers
 apply         refine a folder of predictions with an MRF
 results       write refined label maps and probabilities
 examples      the images that a fit learns from
 matching      predictions, images and masks of one name
 predictions   find and read the files of a prediction
 decode        from the numbers in those files to log-probabilities
+soft_masks    grey pictures as probabilities of the foreground
 label_ids     the ids that stand for labels in masks and label maps
 """
