@@ -30,7 +30,7 @@ MIN_NUMBERS = 1 << 18
 
 def softmax(x: Tensor) -> Tensor:
     """Probabilities of labels from their logarithms, up to a constant per pixel."""
-    if not _ours(x):
+    if not _by_numpy(x):
         return x.softmax(1)
 
     def job(x: Any, out: Any) -> None:
@@ -42,25 +42,25 @@ def softmax(x: Tensor) -> Tensor:
 
 def exp(x: Tensor) -> Tensor:
     """Probabilities of labels from their logarithms."""
-    return _over_pixels(np.exp, x, empty(x.shape, x.dtype)) if _ours(x) else x.exp()
+    return _over_pixels(np.exp, x, empty(x.shape, x.dtype)) if _by_numpy(x) else x.exp()
 
 
 def log(q: Tensor) -> Tensor:
     """Logarithms of probabilities, finite also where they are 0. Overwrites q."""
     smallest = torch.finfo(q.dtype).tiny
-    if not _ours(q) or not q.is_contiguous():
+    if not _by_numpy(q) or not q.is_contiguous():
         return q.clamp_min_(smallest).log_()
     return _over_pixels(lambda q, out: np.log(np.maximum(q, smallest, out=out), out=out), q, q)
 
 
 def negative(x: Tensor) -> Tensor:
     """-x: energies from log-probabilities."""
-    return _over_pixels(np.negative, x, empty(x.shape, x.dtype)) if _ours(x) else torch.neg(x)
+    return _over_pixels(np.negative, x, empty(x.shape, x.dtype)) if _by_numpy(x) else torch.neg(x)
 
 
 def log_softmax_of_difference(x: Tensor, y: Tensor) -> Tensor:
     """log_softmax(x - y). Without gradients it overwrites y."""
-    if not _ours(x, y) or not y.is_contiguous():
+    if not _by_numpy(x, y) or not y.is_contiguous():
         return (x - y if torch.is_grad_enabled() else torch.sub(x, y, out=y)).log_softmax(1)
 
     def job(x: Any, out: Any) -> None:
@@ -82,7 +82,7 @@ def total(x: Tensor) -> float:
         return float(sum(run_jobs(lambda k: numbers[starts[k] : starts[k] + NUMBERS_PER_JOB].sum(), len(starts))))
 
 
-def _ours(*tensors: Tensor) -> bool:
+def _by_numpy(*tensors: Tensor) -> bool:
     return all(x.numel() >= MIN_NUMBERS and _plain(x) for x in tensors)
 
 

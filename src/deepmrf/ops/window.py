@@ -142,7 +142,7 @@ def axis_spread(x: Tensor, axis: int, reach: Reach, frame: int = ALL) -> Tensor:
 
 
 def _order(axes: int, frame: int) -> list[tuple[int, int]]:
-    """(axis of the window, frame): the last axis first, unless the first one leaves a single place."""
+    """(axis of the window, frame): the last axis first, unless the first one leaves a single frame."""
     rest = [(axis, ALL) for axis in reversed(range(axes))]
     return rest if frame == ALL else [(0, frame), *rest[:-1]]
 

@@ -145,7 +145,7 @@ def window_sums(
     at_out = at
     if FRAMES:
         at_out = ((image * L + label) * shown * H * W)[None, :, None] + (column - first * H * W)
-    one = tl.full((1, 1, 1), 1, tl.int32)  # added to a row's number, it makes a tensor of three axes for the masks
+    ones = tl.full((1, 1, 1), 1, tl.int32)  # added to a row's number, it makes a tensor of three axes for the masks
     next_feature = T * H * P
     own_features = shifted + image * F * next_feature + (column + tl.zeros((1, G, 1), tl.int32))
     ends = own_features + tl.cast(rows, tl.int64) * P + t * H * P
@@ -199,8 +199,8 @@ def window_sums(
         # The next rows are asked for first, so that they arrive behind the arithmetic.
         entering, leaving = y + 1 + after_y, y - before_y
         if not FRAMES:
-            entered = _load(x, q, at + entering * W, inside & (one + entering <= H), GATED)
-            left = _load(x, q, at + leaving * W, inside & (one + leaving > 0), GATED)
+            entered = _load(x, q, at + entering * W, inside & (ones + entering <= H), GATED)
+            left = _load(x, q, at + leaving * W, inside & (ones + leaving > 0), GATED)
 
         # Along the row: each window is the end of one stretch and the start of the next, or lies inside one. What a
         # window's centre j knows (its features, its position) enters at both ends, so that one number per end travels.
@@ -254,9 +254,9 @@ def window_sums(
             for frame in range(t_first, t_stop):
                 step_t = (frame - t).to(tl.float32)
                 row = frame * H + entering
-                value = _load(x, q, at + row * W, inside & (one + entering <= H), GATED)
+                value = _load(x, q, at + row * W, inside & (ones + entering <= H), GATED)
                 new = _features(own_features + (frame * H + tl.minimum(entering, H - 1)) * P, next_feature, F)
-                value_left = _load(x, q, at + (frame * H + leaving) * W, inside & (one + leaving > 0), GATED)
+                value_left = _load(x, q, at + (frame * H + leaving) * W, inside & (ones + leaving > 0), GATED)
                 old = _features(own_features + (frame * H + tl.maximum(leaving, 0)) * P, next_feature, F)
                 entered += value
                 left += value_left
@@ -312,7 +312,7 @@ def feature_pull(
     k = tl.arange(0, K)[None, None, :]
     column = tl.arange(0, NB)[:, None, None] * K + k  # (NB, 1, K)
     crossing = (k + before_x + after_x + 1 >= K).to(tl.float32)
-    one = tl.full((1, 1, 1), 1, tl.int32)
+    ones = tl.full((1, 1, 1), 1, tl.int32)
     next_feature = T * H * P
     own_features = centred + image * F * next_feature + (column + tl.zeros((1, G, 1), tl.int32))
     column_out = tl.arange(0, NB)[:, None] * K + tl.arange(0, K)[None, :]  # (NB, K): labels are summed
@@ -353,11 +353,11 @@ def feature_pull(
 
             entering, leaving = row + 1 + after_y, row - before_y
             for frame in range(t_first, t_stop):
-                value = _load(x, q, at + (frame * H + entering) * W, inside & (one + entering <= H), X_GATED)
+                value = _load(x, q, at + (frame * H + entering) * W, inside & (ones + entering <= H), X_GATED)
                 features = _features(own_features + (frame * H + tl.minimum(entering, H - 1)) * P, next_feature, F)
                 mass += value
                 products = _add_products(products, value, features, F)
-                value = _load(x, q, at + (frame * H + leaving) * W, inside & (one + leaving > 0), X_GATED)
+                value = _load(x, q, at + (frame * H + leaving) * W, inside & (ones + leaving > 0), X_GATED)
                 features = _features(own_features + (frame * H + tl.maximum(leaving, 0)) * P, next_feature, F)
                 mass -= value
                 products = _add_products(products, -value, features, F)
