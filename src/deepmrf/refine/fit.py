@@ -29,7 +29,7 @@ from deepmrf.refine.predictions import Folder
 from deepmrf.refine.report import FitReport, Fold
 from deepmrf.refine.search import MIN_GAIN, Found, Search
 from deepmrf.refine.settings import VOLUME_SETTINGS, Choice, FitSettings
-from deepmrf.refine.tally import Tally
+from deepmrf.refine.tally import Tally, merged
 
 MIN_AGREEMENT = 0.01
 """Predictions whose agreement with the masks (Cohen's kappa) is below this say nothing about the images."""
@@ -127,7 +127,6 @@ def _score_folds(
 ) -> tuple[Tallies, list[Tallies]]:
     """The scores of each stage on held-out images, in total and fold by fold."""
     stages: list[FitStage] = ["nothing", *(found.models[0] if found else ())]
-    totals = {stage: Tally(examples, all_scores=True) for stage in stages}
     in_folds = []
     for number, held_out in enumerate(folds):
         tallies = {stage: Tally(examples, all_scores=True) for stage in stages}
@@ -139,11 +138,10 @@ def _score_folds(
                 if found is not None and stage != "nothing":
                     mrf = found.models[number][stage]
                     labels = refine_image(mrf, example.log_p, example.image, example.spacing)[0].long()
-                for tally in (tallies[stage], totals[stage]):
-                    tally.add(example, labels)
+                tallies[stage].add(example, labels)
             progress(done, len(held_out))
         in_folds.append(tallies)
-    return totals, in_folds
+    return {stage: merged([tallies[stage] for tallies in in_folds]) for stage in stages}, in_folds
 
 
 def _final(

@@ -1,10 +1,11 @@
 """Search, by cross-validation and within a budget of minutes, for the MRF that gains most.
 
-    1. Every choice (kernel, gate), then the best one at other temperatures, learns briefly and is scored on the first
-       fold alone.
-    2. The best two learn on, in all folds side by side, ROUND_STEPS steps at a time; one of them drops out.
-    3. The other goes on until the score of the images held out has not risen for PATIENCE rounds, or until the minutes
-       are over but for what the final fit to all images needs.
+    1. Both kernels, then the better one with a gate and at other temperatures, learn briefly and are scored on the
+       first fold alone.
+    2. The best two, if they are close, do the same in all folds.
+    3. The better one goes on in all folds side by side, ROUND_STEPS steps at a time, until the score of the images held
+       out has not risen for PATIENCE rounds, or until the minutes are over but for what the final fit to all images
+       needs.
 
 The folds share no images, so each image is scored by an MRF that never saw it. Choosing by the same scores flatters
 them a little: a few choices and rounds against thousands of labelled pixels in every image.
@@ -24,7 +25,7 @@ from deepmrf.layers import MeanField
 from deepmrf.refine.examples import Examples
 from deepmrf.refine.learn import FitStage, Learner
 from deepmrf.refine.settings import Choice, FitSettings
-from deepmrf.refine.tally import Tally
+from deepmrf.refine.tally import Tally, merged
 
 ROUND_STEPS = 100
 """Steps of stage 3 between two scores."""
@@ -34,10 +35,10 @@ MIN_GAIN = 5e-4
 """A score that is higher by less than this is no better: it is chance."""
 FINALIST_MARGIN = 0.01
 """A second choice is a finalist if its first score is at most this much below that of the best."""
-FINAL_ROUNDS = 2
-"""Rounds after which the better finalist goes on alone."""
+VARIANT_MARGIN = 0.002
+"""A gate, or a temperature other than 1, must score better by this much to be preferred."""
 FIRST_SHARE = 0.4
-"""The share of the minutes after which no further choice is tried."""
+"""The share of the minutes after which no further choice is tried, and only the best one goes on."""
 FIRST_PIXELS, ROUND_PIXELS = 2_000_000, 4_000_000
 """Pixels of a fold that are scored: when all choices are tried, and in each round. The report scores all of them."""
 
@@ -83,10 +84,15 @@ class _Entrant:
     learners: dict[int, Learner] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
     models: list[dict[FitStage, MeanField]] = field(default_factory=list)
-    """Of each fold, when the score in all folds was best."""
+    """Of each fold, after `best`."""
+    peak: Trial | None = None
+    """The last trial in all folds that was better than those before."""
     best: Trial | None = None
-    """The best of the trials in all folds."""
+    """The last trial in all folds that was as good as the peak."""
     seconds: float = 0.0
+    """What its training took so far."""
+    round_seconds: float = 0.0
+    """What its last round took."""
 
     @property
     def last(self) -> Trial:
@@ -112,25 +118,18 @@ class Search:
     def run(self) -> Found:
         """Try all choices, and train the best until it gains no more."""
         entrants = self._first_trials()
-        finalists = [e for e in entrants[:2] if e.last.score >= entrants[0].last.score - FINALIST_MARGIN]
-        for entrant in entrants:
-            if entrant not in finalists:
-                entrant.learners.clear()  # frees their memory
-        ending: Ending | None = None
-        rounds = 0
+        close = [e for e in entrants[:2] if e.last.score >= entrants[0].last.score - FINALIST_MARGIN]
+        finalists = close[:1] if self._first_minutes_are_over() else close
+        _free_memory(entrants, finalists)
+        for entrant in finalists:
+            self._train_in_all_folds(entrant, 1)
+        winner = max(finalists, key=_rank)
+        _free_memory(entrants, [winner])
+        rounds, ending = 1, self._ending(winner)
         while ending is None:
-            began, rounds = self.clock(), rounds + 1
-            for entrant in finalists:
-                self._train(entrant, range(len(self.folds)), self._steps(rounds), ROUND_PIXELS)
-            seconds = self.clock() - began
-            finalists.sort(key=lambda entrant: -_best(entrant).score)
-            out_of_time = self.clock() + seconds / len(finalists) + self._final_seconds(finalists[0]) > self.end
-            if rounds >= FINAL_ROUNDS or out_of_time or self.settings.contexts_steps or not self.settings.contexts:
-                for entrant in finalists[1:]:
-                    entrant.learners.clear()
-                del finalists[1:]
-            ending = self._ending(finalists[0], out_of_time) if len(finalists) == 1 else None
-        winner = finalists[0]
+            rounds += 1
+            self._train_in_all_folds(winner, rounds)
+            ending = self._ending(winner)
         best = _best(winner)
         others = [_best(entrant) for entrant in entrants if entrant is not winner]
         others.sort(key=lambda trial: (-len(trial.fold_gains), -trial.score))
@@ -143,16 +142,17 @@ class Search:
 
         def enter(choices: Sequence[Choice]) -> None:
             for choice in choices:
-                if entrants and self.clock() - self.start > FIRST_SHARE * (self.end - self.start):
+                if entrants and self._first_minutes_are_over():
                     return
                 entrants.append(_Entrant(choice))
                 self._train(entrants[-1], [0], self._steps(1), FIRST_PIXELS)
 
-        choices = self.settings.choices()
-        enter(choices)
-        entrants.sort(key=lambda entrant: -entrant.last.score)
-        enter(self.settings.temperatures(entrants[0].choice))
-        return sorted(entrants, key=lambda entrant: -entrant.last.score)
+        enter(self.settings.kernels())
+        enter(self.settings.variants(max(entrants, key=_rank).choice))
+        return sorted(entrants, key=_rank, reverse=True)
+
+    def _first_minutes_are_over(self) -> bool:
+        return self.clock() - self.start > FIRST_SHARE * (self.end - self.start)
 
     def _steps(self, rounds: int) -> int:
         """Steps of stage 3 after so many rounds."""
@@ -160,18 +160,25 @@ class Search:
             return 0
         return self.settings.contexts_steps or rounds * ROUND_STEPS
 
-    def _ending(self, entrant: _Entrant, out_of_time: bool) -> Ending | None:
+    def _ending(self, entrant: _Entrant) -> Ending | None:
         """Why the search ends now; None if it goes on."""
         if self.settings.contexts_steps is not None or not self.settings.contexts:
             return "steps"
-        best = _best(entrant)
-        if entrant.last.steps - best.steps >= PATIENCE * ROUND_STEPS:
+        assert entrant.peak is not None  # a round in all folds is done
+        if entrant.last.steps - entrant.peak.steps >= PATIENCE * ROUND_STEPS:
             return "settled"
-        return "budget" if out_of_time else None
+        final_seconds = 2 * entrant.seconds / len(self.folds)  # for the final fit and the scores of the report, about
+        return "budget" if self.clock() + entrant.round_seconds + final_seconds > self.end else None
 
-    def _final_seconds(self, entrant: _Entrant) -> float:
-        """What the final fit and the scores of the report will take, about."""
-        return 2 * entrant.seconds / len(entrant.learners)
+    def _train_in_all_folds(self, entrant: _Entrant, rounds: int) -> None:
+        """Train a choice up to so many rounds; keep its MRFs if they are as good as any before."""
+        folds = range(len(self.folds))
+        self._train(entrant, folds, self._steps(rounds), ROUND_PIXELS)
+        if entrant.peak is None or entrant.last.score > entrant.peak.score + MIN_GAIN:
+            entrant.peak = entrant.last
+        if entrant.last.score > entrant.peak.score - MIN_GAIN:  # of equals the last, which has seen most crops
+            entrant.best = entrant.last
+            entrant.models = [entrant.learners[number].models() for number in folds]
 
     def _train(self, entrant: _Entrant, folds: Sequence[int], steps: int, max_pixels: int) -> None:
         """Train a choice up to so many steps in these folds, and score it."""
@@ -187,29 +194,26 @@ class Search:
                 entrant.learners[number] = learner
             if steps > learner.steps:
                 learner.learn_contexts(steps - learner.steps, self.phases(f"{name}label contexts, step {steps}"))
-        trial = self._score(entrant, folds, steps, max_pixels)
-        entrant.trials.append(trial)
-        entrant.seconds += self.clock() - began
-        in_all_folds = len(folds) == len(self.folds)
-        if in_all_folds and (entrant.best is None or trial.score > entrant.best.score + MIN_GAIN):
-            entrant.best = trial
-            entrant.models = [entrant.learners[number].models() for number in folds]
+        entrant.trials.append(self._score(entrant, folds, steps, max_pixels))
+        entrant.round_seconds = self.clock() - began
+        entrant.seconds += entrant.round_seconds
 
     @property
     def _measure(self) -> str:
         return "Dice" if self.examples.dims == 3 else "mIoU"
 
     def _score(self, entrant: _Entrant, folds: Sequence[int], steps: int, max_pixels: int) -> Trial:
-        before, after, gains = Tally(self.examples), Tally(self.examples), []
+        before, after = [], []
         for number in folds:
             fold_before, fold_after = Tally(self.examples), Tally(self.examples)
             for index in self._scored(number, max_pixels):
                 example = self.examples[index]
-                refined, given = entrant.learners[number].labels(index), example.log_p.float().argmax(0)
-                for tally, labels in ((before, given), (fold_before, given), (after, refined), (fold_after, refined)):
-                    tally.add(example, labels)
-            gains.append(fold_after.value() - fold_before.value())
-        return Trial(entrant.choice, steps, after.value(), before.value(), tuple(gains))
+                fold_before.add(example, example.log_p.float().argmax(0))
+                fold_after.add(example, entrant.learners[number].labels(index))
+            before.append(fold_before)
+            after.append(fold_after)
+        gains = tuple(tally.value() - other.value() for tally, other in zip(after, before, strict=True))
+        return Trial(entrant.choice, steps, merged(after).value(), merged(before).value(), gains)
 
     def _scored(self, number: int, max_pixels: int) -> list[int]:
         """The images of a fold that are scored: all, or as many as have so many pixels."""
@@ -221,6 +225,19 @@ class Search:
         return sorted(order[:count])
 
 
+def _rank(entrant: _Entrant) -> float:
+    """By what entrants are compared after equally many steps."""
+    choice = entrant.choice
+    return entrant.last.score - VARIANT_MARGIN * (choice.gate + (choice.temperature != 1))
+
+
 def _best(entrant: _Entrant) -> Trial:
     """The best trial in all folds, else the only one."""
     return entrant.best or entrant.last
+
+
+def _free_memory(entrants: Sequence[_Entrant], needed: Sequence[_Entrant]) -> None:
+    """Drop the learners, with what they have cached, of all entrants but those needed."""
+    for entrant in entrants:
+        if not any(entrant is other for other in needed):
+            entrant.learners.clear()

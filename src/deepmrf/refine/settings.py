@@ -15,7 +15,6 @@ SAME_SPACING = 1.01
 WINDOWS = {"gaussian": 21, "distance": 51}
 """Side of the window by kernel, pixels, for images: the cost of the distance kernel does not grow with it."""
 KERNELS: tuple[Kernel, ...] = ("distance", "gaussian")
-GATES = (False, True)
 TEMPERATURES = (0.7, 1.4)
 """What is tried where the settings leave it open; temperatures besides 1."""
 MINIMUM = {
@@ -97,21 +96,21 @@ class FitSettings:
         if self.kernel not in (None, *KERNELS):
             raise ValueError(f"kernel={self.kernel!r} is not for images of any size: choose 'gaussian' or 'distance'.")
 
-    def choices(self) -> list[Choice]:
-        """Kernels and gates to try, at one temperature; kernels differ most, so both come before a gate."""
+    def kernels(self) -> list[Choice]:
+        """The kernels to try, without a gate and at temperature 1 where these are left open."""
         kernels = KERNELS if self.kernel is None else (self.kernel,)
-        gates = GATES if self.gate is None else (self.gate,)
-        return [Choice(kernel, gate, self.temperature or 1.0) for gate in gates for kernel in kernels]
+        return [Choice(kernel, bool(self.gate), self.temperature or 1.0) for kernel in kernels]
 
-    def temperatures(self, choice: Choice) -> list[Choice]:
-        """The same at the other temperatures to try."""
-        return [replace(choice, temperature=t) for t in TEMPERATURES] if self.temperature is None else []
+    def variants(self, choice: Choice) -> list[Choice]:
+        """The same with a gate, and at other temperatures, where these are left open."""
+        gated = [replace(choice, gate=True)] if self.gate is None else []
+        return gated + [replace(choice, temperature=t) for t in TEMPERATURES if self.temperature is None]
 
     def build(
         self, labels: int, contexts: int, spacing: Sequence[float] | None = None, choice: Choice | None = None
     ) -> MeanField:
         """Make an MRF that still returns its input; for volumes if a spacing is given."""
-        choice = choice or self.choices()[0]
+        choice = choice or self.kernels()[0]
         gaussian = choice.kernel == "gaussian"
         dims, axes = (2, (1.0, 1.0)) if spacing is None else (3, tuple(spacing))
         return MeanField(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -46,3 +48,13 @@ class Tally:
         chance = float(pairs.sum(0) @ pairs.sum(1))
         error = math.sqrt(chance * (1 - chance) / count)
         return (float(pairs.diagonal().sum()) - chance - 3 * error) / max(1 - chance, 1e-12)
+
+
+def merged(tallies: Sequence[Tally]) -> Tally:
+    """The scores of all their examples."""
+    result = copy.deepcopy(tallies[0])
+    for tally in tallies[1:]:
+        result.metrics.merge_state(tally.metrics)
+        if result.dice is not None:
+            result.dice |= tally.dice or {}
+    return result
