@@ -191,7 +191,7 @@ def test_what_only_a_held_out_image_teaches_is_not_known(marked):
     with_marker = next(fold for fold in report.folds if "5" in fold.held_out)
     assert with_marker.scores["label contexts"].pixel_accuracy == pytest.approx(0.5, abs=0.01)
     examples = open_examples(match_files(*marked)[0], marked[2])
-    learner = Learner(examples, [5], settings, report.found.choice)
+    learner = Learner(examples, [5], settings, report.search.choice)
     learner.learn_contexts(20)
     mrf, example = learner.models()["label contexts"], examples[5]
     labels = mrf(example.log_p[None].float(), example.image[None]).argmax(1)[0]

@@ -60,9 +60,9 @@ def noise(tmp_path):
 def scores_from(monkeypatch, curve):
     """Let the score after so many steps be that of a function; training takes no time."""
 
-    def score(self, entrant, folds, steps, _):
-        value = curve(entrant.choice, steps)
-        return Trial(entrant.choice, steps, value, 0.5, (value - 0.5,) * len(folds))
+    def score(self, candidate, folds, steps, _):
+        value = curve(candidate.choice, steps)
+        return Trial(candidate.choice, steps, value, 0.5, (value - 0.5,) * len(folds))
 
     monkeypatch.setattr(Search, "_score", score)
     monkeypatch.setattr(searching.Learner, "learn_contexts", _count_steps)
@@ -85,11 +85,11 @@ def test_longer_training_gains_and_is_not_called_no_gain(shifted, monkeypatch):
     assert short.verdict.startswith("No gain so far")
     assert "more may gain" in short.verdict
     long = fit(*shifted, replace(SMALL, contexts_rate=0.05))
-    assert long.found.ending == "settled"
+    assert long.search.ending == "settled"
     assert long.stage == "label contexts"
     assert long.after.miou > long.before.miou + 0.1
-    assert long.found.steps > 0
-    assert long.found.curve[0][0] == searching.ROUND_STEPS
+    assert long.search.steps > 0
+    assert long.search.curve[0][0] == searching.ROUND_STEPS
 
 
 def test_noise_gains_nothing_and_the_report_says_so(noise):
@@ -102,16 +102,16 @@ def test_noise_gains_nothing_and_the_report_says_so(noise):
 
 def test_training_stops_where_the_score_does(shifted, monkeypatch):
     scores_from(monkeypatch, lambda _, steps: 0.6 + min(steps, 400) / 10_000 - 0.001 * (steps > 400))
-    found = open_search(shifted).run()
-    assert (found.steps, found.ending) == (400, "settled")
-    assert [steps for steps, _ in found.curve] == [100, 200, 300, 400, 500, 600]
-    assert found.trials[0].score == pytest.approx(0.64)
+    result = open_search(shifted).run()
+    assert (result.steps, result.ending) == (400, "settled")
+    assert [steps for steps, _ in result.curve] == [100, 200, 300, 400, 500, 600]
+    assert result.trials[0].score == pytest.approx(0.64)
 
 
 def test_of_equal_rounds_the_last_is_taken(shifted, monkeypatch):
     scores_from(monkeypatch, lambda _, steps: 0.6 + min(steps, 200) / 10_000)
-    found = open_search(shifted).run()
-    assert (found.steps, found.ending) == (400, "settled")
+    result = open_search(shifted).run()
+    assert (result.steps, result.ending) == (400, "settled")
 
 
 def test_the_best_choice_wins_and_all_are_listed(shifted, monkeypatch):
@@ -121,14 +121,14 @@ def test_the_best_choice_wins_and_all_are_listed(shifted, monkeypatch):
 
     scores_from(monkeypatch, curve)
     settings = replace(SMALL, kernel=None, gate=None, temperature=None)
-    found = open_search(shifted, settings).run()
-    assert {trial.choice for trial in found.trials} == {
+    result = open_search(shifted, settings).run()
+    assert {trial.choice for trial in result.trials} == {
         Choice("distance"),
         *(Choice("gaussian", *variant) for variant in ((), (True,), (False, 0.7), (False, 1.4))),
     }
-    assert found.choice == found.trials[0].choice == Choice("gaussian", False, 1.4)
-    assert (found.steps, found.ending) == (400, "settled")
-    assert [len(trial.fold_gains) for trial in found.trials] == [2, 2, 1, 1, 1]
+    assert result.choice == result.trials[0].choice == Choice("gaussian", False, 1.4)
+    assert (result.steps, result.ending) == (400, "settled")
+    assert [len(trial.fold_gains) for trial in result.trials] == [2, 2, 1, 1, 1]
     given = open_search(shifted, replace(settings, kernel="gaussian", gate=False, temperature=2.0)).run()
     assert [trial.choice for trial in given.trials] == [Choice("gaussian", False, 2.0)]
 
@@ -144,12 +144,12 @@ def test_the_minutes_bound_the_steps(shifted, monkeypatch, minutes, rounds):
     scores_from(monkeypatch, lambda _, steps: 0.6 + steps / 100_000)
     monkeypatch.setattr(searching.Learner, "learn_contexts", take_time)
     search = open_search(shifted, replace(SMALL, minutes=minutes), lambda: seconds[0])
-    found = search.run()
-    assert found.ending == "budget"
-    assert found.steps == found.curve[-1][0]
-    final = 10.0 * len(found.curve)
+    result = search.run()
+    assert result.ending == "budget"
+    assert result.steps == result.curve[-1][0]
+    final = 10.0 * len(result.curve)
     assert seconds[0] + final <= 60 * minutes
-    assert len(found.curve) >= rounds
+    assert len(result.curve) >= rounds
 
 
 def test_few_minutes_try_fewer_choices(shifted, monkeypatch):
@@ -162,7 +162,7 @@ def test_few_minutes_try_fewer_choices(shifted, monkeypatch):
     scores_from(monkeypatch, lambda _, steps: 0.6 + steps / 100_000)
     monkeypatch.setattr(searching.Learner, "learn_contexts", take_time)
     settings = replace(SMALL, kernel=None, gate=None, temperature=None, minutes=2)
-    found = open_search(shifted, settings, lambda: seconds[0]).run()
-    assert sorted(trial.choice.kernel for trial in found.trials) == ["distance", "gaussian"]
-    assert len(found.trials[1].fold_gains) == 1
+    result = open_search(shifted, settings, lambda: seconds[0]).run()
+    assert sorted(trial.choice.kernel for trial in result.trials) == ["distance", "gaussian"]
+    assert len(result.trials[1].fold_gains) == 1
     assert seconds[0] == 3 * 30  # two first trials, and one more fold of the better one

@@ -12,7 +12,7 @@ from rich.console import Console
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, percent, say, sentences, table, warn
 
-IMAGE_DEFAULTS = {"window": "21, distance kernel 51", "contexts": 3, "context_size": 7, "crop": 128, "batch": 4}
+IMAGE_DEFAULTS = {"window": "21, distance kernel 51", "contexts": 3, "context_size": 9, "crop": 128, "batch": 6}
 IMAGE_DEFAULTS |= {"penalty_steps": 60}
 VOLUME_DEFAULTS = IMAGE_DEFAULTS | {"window": 5, "context_size": 3, "crop": 48, "batch": 2, "penalty_steps": 40}
 """The defaults of FitSettings, repeated so that --help need not import PyTorch; a test holds them equal."""
@@ -91,7 +91,7 @@ def fit_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Learn an MRF for saved predictions."""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "kernel": kernel,
         "gate": gate,
         "temperature": temperature,
@@ -117,14 +117,14 @@ def fit_command(
             folds=folds,
             seed=seed,
             device=device,
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in options.items() if value is not None},
         )
         check_fit_folder(out)  # before minutes are spent
         with Bars(console) as bars:
             report = fit(predictions, images, masks, settings, bars.progress)
     warn(report.notes, console)
     say(f"Predictions were read as {report.kind}.", console)
-    if report.found is not None:
+    if report.search is not None:
         console.print(table(*report.trials_table()))
         console.print()
     headings, rows = report.table()

@@ -27,7 +27,7 @@ from deepmrf.refine.learn import FitStage, Learner
 from deepmrf.refine.matching import count_dims, match_files
 from deepmrf.refine.predictions import Folder
 from deepmrf.refine.report import FitReport, Fold
-from deepmrf.refine.search import MIN_GAIN, Found, Search
+from deepmrf.refine.search import MIN_GAIN, Search, SearchResult
 from deepmrf.refine.settings import VOLUME_SETTINGS, Choice, FitSettings
 from deepmrf.refine.tally import Tally, merged
 
@@ -59,16 +59,16 @@ def fit(
         count = f"There are {len(examples)} images with predictions and masks to learn from"
         raise ValueError(" ".join([f"{count}; cross-validation needs 2 or more.", *notes]))
     folds = split(_groups(examples, settings, notes), settings.folds, settings.seed)
-    found = None
+    search = None
     if _agreement(examples) >= MIN_AGREEMENT:
-        found = Search(examples, folds, settings, phases, clock, start).run()
-    totals, fold_scores = _score_folds(examples, folds, found, phases)
+        search = Search(examples, folds, settings, phases, clock, start).run()
+    totals, fold_scores = _score_folds(examples, folds, search, phases)
     stage = best_stage(
         {stage: tally.value() for stage, tally in totals.items()},
         [{stage: tally.value() for stage, tally in tallies.items()} for tallies in fold_scores],
     )
     return FitReport(
-        _final(examples, settings, found, stage, phases),
+        _final(examples, settings, search, stage, phases),
         stage,
         examples.labels,
         {stage: tally.scores() for stage, tally in totals.items()},
@@ -81,7 +81,7 @@ def fit(
         tuple(notes),
         {stage: tally.dice for stage, tally in totals.items() if tally.dice is not None},
         examples.label_ids,
-        found,
+        search,
     )
 
 
@@ -123,10 +123,10 @@ def _agreement(examples: Examples) -> float:
 
 
 def _score_folds(
-    examples: Examples, folds: Sequence[Sequence[int]], found: Found | None, phases: Phases
+    examples: Examples, folds: Sequence[Sequence[int]], search: SearchResult | None, phases: Phases
 ) -> tuple[Tallies, list[Tallies]]:
     """The scores of each stage on held-out images, in total and fold by fold."""
-    stages: list[FitStage] = ["nothing", *(found.models[0] if found else ())]
+    stages: list[FitStage] = ["nothing", *(search.models[0] if search else ())]
     in_folds = []
     for number, held_out in enumerate(folds):
         tallies = {stage: Tally(examples, all_scores=True) for stage in stages}
@@ -135,8 +135,8 @@ def _score_folds(
             example = examples[index]
             for stage in stages:
                 labels = example.log_p.float().argmax(0)
-                if found is not None and stage != "nothing":
-                    mrf = found.models[number][stage]
+                if search is not None and stage != "nothing":
+                    mrf = search.models[number][stage]
                     labels = refine_image(mrf, example.log_p, example.image, example.spacing)[0].long()
                 tallies[stage].add(example, labels)
             progress(done, len(held_out))
@@ -145,12 +145,12 @@ def _score_folds(
 
 
 def _final(
-    examples: Examples, settings: FitSettings, found: Found | None, stage: FitStage, phases: Phases
+    examples: Examples, settings: FitSettings, search: SearchResult | None, stage: FitStage, phases: Phases
 ) -> MeanField:
     """The MRF of a stage, learned from all images by as many steps as cross-validation chose."""
-    if found is None or stage == "nothing":
+    if search is None or stage == "nothing":
         return settings.build(len(examples.labels), 0, examples.spacing, Choice()).eval().requires_grad_(False)
-    learner = Learner(examples, range(len(examples)), settings, found.choice, phases("all images: triple penalty"))
+    learner = Learner(examples, range(len(examples)), settings, search.choice, phases("all images: triple penalty"))
     if stage == "label contexts":
-        learner.learn_contexts(found.steps, phases("all images: label contexts"))
+        learner.learn_contexts(search.steps, phases("all images: label contexts"))
     return learner.models()[stage].cpu()

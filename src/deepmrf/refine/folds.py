@@ -64,14 +64,14 @@ def groups_by_video(stems: Sequence[str], thumbnails: Sequence[Tensor], folds: i
     if not videos:
         return groups, ""
     count = sum(map(len, videos.values()))
-    told = f"{count} of {len(stems)} images are frames of {_listed(videos)}, by their names and looks"
+    message = f"{count} of {len(stems)} images are frames of {_listed(videos)}, by their names and looks"
     if len(set(groups)) >= folds:
-        return groups, f"{told}: frames of one video are held out together."
+        return groups, f"{message}: frames of one video are held out together."
     for prefix, frames in videos.items():
         for number, stretch in enumerate(np.array_split(frames, folds)):
             for index in stretch.tolist():
                 groups[index] = f"video {prefix}, part {number}"
-    return groups, f"{told}: each was cut into {folds} stretches, and each stretch is held out as a whole."
+    return groups, f"{message}: each was cut into {folds} stretches, and each stretch is held out as a whole."
 
 
 def split(groups: Sequence[str], folds: int, seed: int) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 import numpy as np
@@ -65,19 +66,15 @@ class Learner:
     @torch.no_grad()
     def labels(self, index: int) -> Tensor:
         """The labels (*S) that the MRF as it is gives an example, with the triple penalty from memory."""
-        log_p, t = (maps[None].float().to(self.settings.device) for maps in self._maps(index))
-        if not self.settings.contexts:
-            return self.mrf.from_penalty(log_p, t)[0].argmax(0).cpu()
-        with self.descent.averaged():
+        maps = self.examples[index].log_p, self.penalties.get(index)
+        log_p, t = (values[None].float().to(self.settings.device) for values in maps)
+        with self.descent.averaged() if self.settings.contexts else nullcontext():
             return self.mrf.from_penalty(log_p, t)[0].argmax(0).cpu()
 
     def learn_contexts(self, steps: int, progress: Progress = no_progress) -> None:
         """Take more steps of stage 3, with the triple penalty fixed and computed once per example."""
         self.descent.run(self._contexts_loss, steps, progress)
         self.steps += steps
-
-    def _maps(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.examples[index].log_p, self.penalties.get(index)
 
     def _learn_penalty(self, progress: Progress) -> None:
         """Stage 2, for an MRF without label contexts."""

@@ -15,7 +15,7 @@ from deepmrf.models.folder import check_mrf_folder, write_mrf
 from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.learn import FitStage
 from deepmrf.refine.predictions import Folder
-from deepmrf.refine.search import MIN_GAIN, Found
+from deepmrf.refine.search import MIN_GAIN, SearchResult
 from deepmrf.refine.settings import FitSettings
 
 
@@ -49,7 +49,7 @@ class FitReport:
     """The Dice of each volume, scored like `scores`; empty for images."""
     label_ids: LabelIds | None = None
     """The ids in the masks, and so in label maps, where they are not the labels 0 .. L-1."""
-    found: Found | None = None
+    search: SearchResult | None = None
     """What was tried and chosen; None where the predictions agree with the masks no more than by chance."""
 
     @property
@@ -71,7 +71,7 @@ class FitReport:
         count = f"{self.before.images} {'volumes' if volumes else 'images'}, each held out once"
         measure = "the foreground's mean Dice" if volumes else "mIoU"
         unchanged = "what is saved returns the predictions unchanged."
-        if self.found is None:
+        if self.search is None:
             return (
                 f"No gain: the predictions agree with the masks no more than by chance ({measure} "
                 f"{percents['nothing']}), so there is nothing to refine and {unchanged} If they should agree, compare "
@@ -80,7 +80,7 @@ class FitReport:
         tried = ", ".join(f"{stage} {percent}" for stage, percent in percents.items() if stage != "nothing")
         if self.stage == "nothing":
             perfect = values["nothing"] > 1 - MIN_GAIN
-            start = "No gain" if perfect or self.found.ending == "settled" else "No gain so far"
+            start = "No gain" if perfect or self.search.ending == "settled" else "No gain so far"
             return (
                 f"{start}: {measure} is {percents['nothing']} without and no better with an MRF ({tried}; {count}), "
                 f"so {unchanged}{'' if perfect else self._advice}"
@@ -101,13 +101,13 @@ class FitReport:
     @property
     def _advice(self) -> str:
         """A sentence for a run that may have been too short."""
-        assert self.found is not None
-        if self.found.ending == "budget":
+        assert self.search is not None
+        if self.search.ending == "budget":
             return (
                 f" The score was still changing when the {self.settings.minutes:g} minutes were over: "
                 "more minutes may gain more."
             )
-        if self.found.ending == "steps" and self.stage == "nothing":
+        if self.search.ending == "steps" and self.stage == "nothing":
             return " The number of steps was given: more may gain."
         return ""
 
@@ -116,7 +116,7 @@ class FitReport:
         measure = "mean Dice" if self.dice else "mIoU"
         headings = ["tried", "steps", "folds", f"{measure} before", measure, "gain", "gain in each fold"]
         rows = []
-        for trial in self.found.trials if self.found else ():
+        for trial in self.search.trials if self.search else ():
             gains = " ".join(f"{100 * gain:+.2f}" for gain in trial.fold_gains)
             score, before = 100 * trial.score, 100 * trial.before
             numbers = [f"{before:.2f}", f"{score:.2f}", f"{score - before:+.2f}", gains]
@@ -152,7 +152,7 @@ class FitReport:
         }
         return {
             "kept": self.stage,
-            **({"search": self._search()} if self.found is not None else {}),
+            **({"search": self._search()} if self.search is not None else {}),
             **({"dice": dice} if dice else {}),
             "cross_validation": {stage: scores.to_dict() for stage, scores in self.scores.items()},
             "folds": [
@@ -162,14 +162,14 @@ class FitReport:
         }
 
     def _search(self) -> dict[str, Any]:
-        assert self.found is not None
-        found = self.found
+        assert self.search is not None
+        search = self.search
         return {
-            "ending": found.ending,
-            "chosen": asdict(found.choice),
-            "steps": found.steps,
-            "curve": [list(point) for point in found.curve],
-            "trials": [asdict(trial) for trial in found.trials],
+            "ending": search.ending,
+            "chosen": asdict(search.choice),
+            "steps": search.steps,
+            "curve": [list(point) for point in search.curve],
+            "trials": [asdict(trial) for trial in search.trials],
         }
 
     def save(self, folder: Folder) -> Path:

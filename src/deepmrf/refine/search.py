@@ -62,7 +62,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The outcome of a search."""
 
     choice: Choice
@@ -77,7 +77,7 @@ class Found:
 
 
 @dataclass
-class _Entrant:
+class _Candidate:
     """A choice with the learners of its folds."""
 
     choice: Choice
@@ -100,7 +100,7 @@ class _Entrant:
 
 
 class Search:
-    """A search; `run` returns what it found."""
+    """A search; `run` returns its result."""
 
     def __init__(
         self,
@@ -115,41 +115,41 @@ class Search:
         self.examples, self.folds, self.settings, self.phases, self.clock = examples, folds, settings, phases, clock
         self.start, self.end = start, start + 60 * settings.minutes
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Try all choices, and train the best until it gains no more."""
-        entrants = self._first_trials()
-        close = [e for e in entrants[:2] if e.last.score >= entrants[0].last.score - FINALIST_MARGIN]
+        candidates = self._first_trials()
+        close = [e for e in candidates[:2] if e.last.score >= candidates[0].last.score - FINALIST_MARGIN]
         finalists = close[:1] if self._first_minutes_are_over() else close
-        _free_memory(entrants, finalists)
-        for entrant in finalists:
-            self._train_in_all_folds(entrant, 1)
+        _free_memory(candidates, finalists)
+        for candidate in finalists:
+            self._train_in_all_folds(candidate, 1)
         winner = max(finalists, key=_rank)
-        _free_memory(entrants, [winner])
+        _free_memory(candidates, [winner])
         rounds, ending = 1, self._ending(winner)
         while ending is None:
             rounds += 1
             self._train_in_all_folds(winner, rounds)
             ending = self._ending(winner)
         best = _best(winner)
-        others = [_best(entrant) for entrant in entrants if entrant is not winner]
+        others = [_best(candidate) for candidate in candidates if candidate is not winner]
         others.sort(key=lambda trial: (-len(trial.fold_gains), -trial.score))
         curve = tuple((t.steps, t.score) for t in winner.trials if len(t.fold_gains) == len(self.folds))
-        return Found(winner.choice, best.steps, winner.models, (best, *others), curve, ending)
+        return SearchResult(winner.choice, best.steps, winner.models, (best, *others), curve, ending)
 
-    def _first_trials(self) -> list[_Entrant]:
+    def _first_trials(self) -> list[_Candidate]:
         """Every choice after its first steps on the first fold, the best one first."""
-        entrants: list[_Entrant] = []
+        candidates: list[_Candidate] = []
 
         def enter(choices: Sequence[Choice]) -> None:
             for choice in choices:
-                if entrants and self._first_minutes_are_over():
+                if candidates and self._first_minutes_are_over():
                     return
-                entrants.append(_Entrant(choice))
-                self._train(entrants[-1], [0], self._steps(1), FIRST_PIXELS)
+                candidates.append(_Candidate(choice))
+                self._train(candidates[-1], [0], self._steps(1), FIRST_PIXELS)
 
         enter(self.settings.kernels())
-        enter(self.settings.variants(max(entrants, key=_rank).choice))
-        return sorted(entrants, key=_rank, reverse=True)
+        enter(self.settings.variants(max(candidates, key=_rank).choice))
+        return sorted(candidates, key=_rank, reverse=True)
 
     def _first_minutes_are_over(self) -> bool:
         return self.clock() - self.start > FIRST_SHARE * (self.end - self.start)
@@ -160,60 +160,60 @@ class Search:
             return 0
         return self.settings.contexts_steps or rounds * ROUND_STEPS
 
-    def _ending(self, entrant: _Entrant) -> Ending | None:
+    def _ending(self, candidate: _Candidate) -> Ending | None:
         """Why the search ends now; None if it goes on."""
         if self.settings.contexts_steps is not None or not self.settings.contexts:
             return "steps"
-        assert entrant.peak is not None  # a round in all folds is done
-        if entrant.last.steps - entrant.peak.steps >= PATIENCE * ROUND_STEPS:
+        assert candidate.peak is not None  # a round in all folds is done
+        if candidate.last.steps - candidate.peak.steps >= PATIENCE * ROUND_STEPS:
             return "settled"
-        final_seconds = 2 * entrant.seconds / len(self.folds)  # for the final fit and the scores of the report, about
-        return "budget" if self.clock() + entrant.round_seconds + final_seconds > self.end else None
+        final_seconds = 2 * candidate.seconds / len(self.folds)  # for the final fit and the scores of the report, about
+        return "budget" if self.clock() + candidate.round_seconds + final_seconds > self.end else None
 
-    def _train_in_all_folds(self, entrant: _Entrant, rounds: int) -> None:
+    def _train_in_all_folds(self, candidate: _Candidate, rounds: int) -> None:
         """Train a choice up to so many rounds; keep its MRFs if they are as good as any before."""
         folds = range(len(self.folds))
-        self._train(entrant, folds, self._steps(rounds), ROUND_PIXELS)
-        if entrant.peak is None or entrant.last.score > entrant.peak.score + MIN_GAIN:
-            entrant.peak = entrant.last
-        if entrant.last.score > entrant.peak.score - MIN_GAIN:  # of equals the last, which has seen most crops
-            entrant.best = entrant.last
-            entrant.models = [entrant.learners[number].models() for number in folds]
+        self._train(candidate, folds, self._steps(rounds), ROUND_PIXELS)
+        if candidate.peak is None or candidate.last.score > candidate.peak.score + MIN_GAIN:
+            candidate.peak = candidate.last
+        if candidate.last.score > candidate.peak.score - MIN_GAIN:  # of equals the last, which has seen most crops
+            candidate.best = candidate.last
+            candidate.models = [candidate.learners[number].models() for number in folds]
 
-    def _train(self, entrant: _Entrant, folds: Sequence[int], steps: int, max_pixels: int) -> None:
+    def _train(self, candidate: _Candidate, folds: Sequence[int], steps: int, max_pixels: int) -> None:
         """Train a choice up to so many steps in these folds, and score it."""
         began = self.clock()
-        so_far = f" ({self._measure} {100 * entrant.last.score:.2f} so far)" if entrant.trials else ""
+        so_far = f" ({self._measure} {100 * candidate.last.score:.2f} so far)" if candidate.trials else ""
         for number in folds:
-            name = f"{entrant.choice}{so_far}: fold {number + 1}, "
-            learner = entrant.learners.get(number)
+            name = f"{candidate.choice}{so_far}: fold {number + 1}, "
+            learner = candidate.learners.get(number)
             if learner is None:
                 others = [index for part in self.folds if part is not self.folds[number] for index in part]
                 progress = self.phases(name + "triple penalty")
-                learner = Learner(self.examples, others, self.settings, entrant.choice, progress)
-                entrant.learners[number] = learner
+                learner = Learner(self.examples, others, self.settings, candidate.choice, progress)
+                candidate.learners[number] = learner
             if steps > learner.steps:
                 learner.learn_contexts(steps - learner.steps, self.phases(f"{name}label contexts, step {steps}"))
-        entrant.trials.append(self._score(entrant, folds, steps, max_pixels))
-        entrant.round_seconds = self.clock() - began
-        entrant.seconds += entrant.round_seconds
+        candidate.trials.append(self._score(candidate, folds, steps, max_pixels))
+        candidate.round_seconds = self.clock() - began
+        candidate.seconds += candidate.round_seconds
 
     @property
     def _measure(self) -> str:
         return "Dice" if self.examples.dims == 3 else "mIoU"
 
-    def _score(self, entrant: _Entrant, folds: Sequence[int], steps: int, max_pixels: int) -> Trial:
+    def _score(self, candidate: _Candidate, folds: Sequence[int], steps: int, max_pixels: int) -> Trial:
         before, after = [], []
         for number in folds:
             fold_before, fold_after = Tally(self.examples), Tally(self.examples)
             for index in self._scored(number, max_pixels):
                 example = self.examples[index]
                 fold_before.add(example, example.log_p.float().argmax(0))
-                fold_after.add(example, entrant.learners[number].labels(index))
+                fold_after.add(example, candidate.learners[number].labels(index))
             before.append(fold_before)
             after.append(fold_after)
         gains = tuple(tally.value() - other.value() for tally, other in zip(after, before, strict=True))
-        return Trial(entrant.choice, steps, merged(after).value(), merged(before).value(), gains)
+        return Trial(candidate.choice, steps, merged(after).value(), merged(before).value(), gains)
 
     def _scored(self, number: int, max_pixels: int) -> list[int]:
         """The images of a fold that are scored: all, or as many as have so many pixels."""
@@ -225,19 +225,19 @@ class Search:
         return sorted(order[:count])
 
 
-def _rank(entrant: _Entrant) -> float:
-    """By what entrants are compared after equally many steps."""
-    choice = entrant.choice
-    return entrant.last.score - VARIANT_MARGIN * (choice.gate + (choice.temperature != 1))
+def _rank(candidate: _Candidate) -> float:
+    """By what candidates are compared after equally many steps."""
+    choice = candidate.choice
+    return candidate.last.score - VARIANT_MARGIN * (choice.gate + (choice.temperature != 1))
 
 
-def _best(entrant: _Entrant) -> Trial:
+def _best(candidate: _Candidate) -> Trial:
     """The best trial in all folds, else the only one."""
-    return entrant.best or entrant.last
+    return candidate.best or candidate.last
 
 
-def _free_memory(entrants: Sequence[_Entrant], needed: Sequence[_Entrant]) -> None:
-    """Drop the learners, with what they have cached, of all entrants but those needed."""
-    for entrant in entrants:
-        if not any(entrant is other for other in needed):
-            entrant.learners.clear()
+def _free_memory(candidates: Sequence[_Candidate], needed: Sequence[_Candidate]) -> None:
+    """Drop the learners, with what they have cached, of all candidates but those needed."""
+    for candidate in candidates:
+        if not any(candidate is other for other in needed):
+            candidate.learners.clear()

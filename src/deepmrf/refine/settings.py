@@ -51,7 +51,7 @@ class FitSettings:
     """Divides log-probabilities; None tries 1 and TEMPERATURES."""
     contexts: int = 3
     """Patterns per label; 0 learns the triple penalty alone."""
-    context_size: int = 7
+    context_size: int = 9
     """Side of the patterns, pixels."""
     folds: int = 3
     """Parts of the cross-validation."""
@@ -61,13 +61,13 @@ class FitSettings:
     """How long a fit may take, about."""
     crop: int = 128
     """Side of the square crops to learn from, pixels."""
-    batch: int = 4
+    batch: int = 6
     """Crops per step."""
     penalty_steps: int = 60
     contexts_steps: int | None = None
     """None: as many as cross-validation finds best."""
     penalty_rate: float = 0.05
-    contexts_rate: float = 1e-2
+    contexts_rate: float = 1.5e-2
     labels: int | None = None
     """How many labels there are, where neither labels.json nor the predictions tell."""
     seed: int = 0
