@@ -12,7 +12,7 @@ from rich.console import Console
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, percent, say, sentences, table, warn
 
-IMAGE_DEFAULTS = {"window": "21, distance kernel 51", "contexts": 3, "context_size": 9, "crop": 128, "batch": 6}
+IMAGE_DEFAULTS = {"window": "21, distance kernel 51", "contexts": 3, "context_size": 9, "crop": 128, "batch": 4}
 IMAGE_DEFAULTS |= {"penalty_steps": 60}
 VOLUME_DEFAULTS = IMAGE_DEFAULTS | {"window": 5, "context_size": 3, "crop": 48, "batch": 2, "penalty_steps": 40}
 """The defaults of FitSettings, repeated so that --help need not import PyTorch; a test holds them equal."""

@@ -61,13 +61,13 @@ class FitSettings:
     """How long a fit may take, about."""
     crop: int = 128
     """Side of the square crops to learn from, pixels."""
-    batch: int = 6
+    batch: int = 4
     """Crops per step."""
     penalty_steps: int = 60
     contexts_steps: int | None = None
     """None: as many as cross-validation finds best."""
     penalty_rate: float = 0.05
-    contexts_rate: float = 1.5e-2
+    contexts_rate: float = 1e-2
     labels: int | None = None
     """How many labels there are, where neither labels.json nor the predictions tell."""
     seed: int = 0

@@ -23,7 +23,7 @@ class Tally:
     def __init__(self, examples: Examples, all_scores: bool = False) -> None:
         names, volumes = examples.labels.names, examples.dims == 3
         kind = SegmentationMetrics if all_scores and not volumes else VolumeMetrics
-        self.metrics = kind(len(names), VOID, names)
+        self.metrics = kind(len(names), VOID, names, compute_with_cache=False)  # `merged` adds to what was computed
         self.dice: VolumeDice | None = {} if volumes else None
 
     def add(self, example: Example, labels: Tensor) -> None:
