@@ -35,8 +35,11 @@ MIN_GAIN = 5e-4
 """A score that is higher by less than this is no better: it is chance."""
 FINALIST_MARGIN = 0.01
 """A second choice is a finalist if its first score is at most this much below that of the best."""
-VARIANT_MARGIN = 0.002
-"""A gate, or a temperature other than 1, must score better by this much to be preferred."""
+VARIANT_MARGIN = 0.005
+"""A gate, or a temperature other than 1, must score better by this much to be preferred.
+
+After the first steps, scores of one choice differ by as much from seed to seed.
+"""
 FIRST_SHARE = 0.4
 """The share of the minutes after which no further choice is tried, and only the best one goes on."""
 FIRST_PIXELS, ROUND_PIXELS = 2_000_000, 4_000_000
