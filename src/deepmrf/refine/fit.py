@@ -147,10 +147,15 @@ def _score_folds(
 def _final(
     examples: Examples, settings: FitSettings, search: SearchResult | None, stage: FitStage, phases: Phases
 ) -> MeanField:
-    """The MRF of a stage, learned from all images by as many steps as cross-validation chose."""
+    """The MRF of a stage, learned from all images.
+
+    Steps grow with the images: those that cross-validation chose were steps on all images but one fold.
+    """
     if search is None or stage == "nothing":
         return settings.build(len(examples.labels), 0, examples.spacing, Choice()).eval().requires_grad_(False)
     learner = Learner(examples, range(len(examples)), settings, search.choice, phases("all images: triple penalty"))
     if stage == "label contexts":
-        learner.learn_contexts(search.steps, phases("all images: label contexts"))
+        folds = len(search.models)
+        steps = settings.contexts_steps or round(search.steps * folds / (folds - 1))
+        learner.learn_contexts(steps, phases("all images: label contexts"))
     return learner.models()[stage].cpu()

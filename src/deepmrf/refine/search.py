@@ -1,11 +1,10 @@
 """Search, by cross-validation and within a budget of minutes, for the MRF that gains most.
 
-    1. Both kernels, then the better one with a gate and at other temperatures, learn briefly and are scored on the
-       first fold alone.
-    2. The best two, if they are close, do the same in all folds.
-    3. The better one goes on in all folds side by side, ROUND_STEPS steps at a time, until the score of the images held
-       out has not risen for PATIENCE rounds, or until the minutes are over but for what the final fit to all images
-       needs.
+    1. Both kernels learn briefly in all folds.
+    2. The better one with a gate and at other temperatures learns as long in the first fold. The best of these does so
+       in all folds, if it was better there by VARIANT_MARGIN.
+    3. The winner goes on in all folds side by side, ROUND_STEPS steps at a time, until the score of the images held out
+       has not risen for PATIENCE rounds, or until the minutes are over but for what the final fit to all images needs.
 
 The folds share no images, so each image is scored by an MRF that never saw it. Choosing by the same scores flatters
 them a little: a few choices and rounds against thousands of labelled pixels in every image.
@@ -33,17 +32,15 @@ PATIENCE = 2
 """Rounds without a better score that end the search."""
 MIN_GAIN = 5e-4
 """A score that is higher by less than this is no better: it is chance."""
-FINALIST_MARGIN = 0.01
-"""A second choice is a finalist if its first score is at most this much below that of the best."""
 VARIANT_MARGIN = 0.005
 """A gate, or a temperature other than 1, must score better by this much to be preferred.
 
 After the first steps, scores of one choice differ by as much from seed to seed.
 """
-FIRST_SHARE = 0.4
-"""The share of the minutes after which no further choice is tried, and only the best one goes on."""
-FIRST_PIXELS, ROUND_PIXELS = 2_000_000, 4_000_000
-"""Pixels of a fold that are scored: when all choices are tried, and in each round. The report scores all of them."""
+FIRST_SHARE = 0.5
+"""The share of the minutes after which no further choice is tried."""
+MAX_PIXELS = 4_000_000
+"""Pixels of a fold that are scored in a round. The report scores all of them."""
 
 Ending = Literal["settled", "budget", "steps"]
 """Why a search ended: the score rose no more, the minutes were over, or the steps were given."""
@@ -120,13 +117,16 @@ class Search:
 
     def run(self) -> SearchResult:
         """Try all choices, and train the best until it gains no more."""
-        candidates = self._first_trials()
-        close = [e for e in candidates[:2] if e.last.score >= candidates[0].last.score - FINALIST_MARGIN]
-        finalists = close[:1] if self._first_minutes_are_over() else close
-        _free_memory(candidates, finalists)
-        for candidate in finalists:
-            self._train_in_all_folds(candidate, 1)
-        winner = max(finalists, key=_rank)
+        candidates = self._try_kernels()
+        winner = max(candidates, key=_rank)
+        _free_memory(candidates, [winner])
+        variants = self._try_variants(winner)
+        candidates += variants
+        better = [v for v in variants if v.last.fold_gains[0] > winner.last.fold_gains[0] + VARIANT_MARGIN]
+        if better:
+            variant = max(better, key=lambda candidate: candidate.last.score)
+            self._train_in_all_folds(variant, 1)
+            winner = max(winner, variant, key=_rank)
         _free_memory(candidates, [winner])
         rounds, ending = 1, self._ending(winner)
         while ending is None:
@@ -139,23 +139,28 @@ class Search:
         curve = tuple((t.steps, t.score) for t in winner.trials if len(t.fold_gains) == len(self.folds))
         return SearchResult(winner.choice, best.steps, winner.models, (best, *others), curve, ending)
 
-    def _first_trials(self) -> list[_Candidate]:
-        """Every choice after its first steps on the first fold, the best one first."""
+    def _try_kernels(self) -> list[_Candidate]:
+        """Each kernel after a round in all folds."""
         candidates: list[_Candidate] = []
+        for choice in self.settings.kernels():
+            if candidates and not self._has_time_to_try(2 * candidates[-1].seconds):  # the Gaussian kernel is slower
+                break
+            candidates.append(_Candidate(choice))
+            self._train_in_all_folds(candidates[-1], 1)
+        return candidates
 
-        def enter(choices: Sequence[Choice]) -> None:
-            for choice in choices:
-                if candidates and self._first_minutes_are_over():
-                    return
-                candidates.append(_Candidate(choice))
-                self._train(candidates[-1], [0], self._steps(1), FIRST_PIXELS)
+    def _try_variants(self, winner: _Candidate) -> list[_Candidate]:
+        """The better kernel with a gate and at other temperatures, after a round in the first fold."""
+        candidates: list[_Candidate] = []
+        for choice in self.settings.variants(winner.choice):
+            if not self._has_time_to_try(winner.seconds / len(self.folds)):
+                break
+            candidates.append(_Candidate(choice))
+            self._train(candidates[-1], [0], self._steps(1))
+        return candidates
 
-        enter(self.settings.kernels())
-        enter(self.settings.variants(max(candidates, key=_rank).choice))
-        return sorted(candidates, key=_rank, reverse=True)
-
-    def _first_minutes_are_over(self) -> bool:
-        return self.clock() - self.start > FIRST_SHARE * (self.end - self.start)
+    def _has_time_to_try(self, seconds: float) -> bool:
+        return self.clock() + seconds - self.start <= FIRST_SHARE * (self.end - self.start)
 
     def _steps(self, rounds: int) -> int:
         """Steps of stage 3 after so many rounds."""
@@ -176,14 +181,14 @@ class Search:
     def _train_in_all_folds(self, candidate: _Candidate, rounds: int) -> None:
         """Train a choice up to so many rounds; keep its MRFs if they are as good as any before."""
         folds = range(len(self.folds))
-        self._train(candidate, folds, self._steps(rounds), ROUND_PIXELS)
+        self._train(candidate, folds, self._steps(rounds))
         if candidate.peak is None or candidate.last.score > candidate.peak.score + MIN_GAIN:
             candidate.peak = candidate.last
         if candidate.last.score > candidate.peak.score - MIN_GAIN:  # of equals the last, which has seen most crops
             candidate.best = candidate.last
             candidate.models = [candidate.learners[number].models() for number in folds]
 
-    def _train(self, candidate: _Candidate, folds: Sequence[int], steps: int, max_pixels: int) -> None:
+    def _train(self, candidate: _Candidate, folds: Sequence[int], steps: int) -> None:
         """Train a choice up to so many steps in these folds, and score it."""
         began = self.clock()
         so_far = f" ({self._measure} {100 * candidate.last.score:.2f} so far)" if candidate.trials else ""
@@ -197,7 +202,7 @@ class Search:
                 candidate.learners[number] = learner
             if steps > learner.steps:
                 learner.learn_contexts(steps - learner.steps, self.phases(f"{name}label contexts, step {steps}"))
-        candidate.trials.append(self._score(candidate, folds, steps, max_pixels))
+        candidate.trials.append(self._score(candidate, folds, steps))
         candidate.round_seconds = self.clock() - began
         candidate.seconds += candidate.round_seconds
 
@@ -205,11 +210,11 @@ class Search:
     def _measure(self) -> str:
         return "Dice" if self.examples.dims == 3 else "mIoU"
 
-    def _score(self, candidate: _Candidate, folds: Sequence[int], steps: int, max_pixels: int) -> Trial:
+    def _score(self, candidate: _Candidate, folds: Sequence[int], steps: int) -> Trial:
         before, after = [], []
         for number in folds:
             fold_before, fold_after = Tally(self.examples), Tally(self.examples)
-            for index in self._scored(number, max_pixels):
+            for index in self._scored(number):
                 example = self.examples[index]
                 fold_before.add(example, example.log_p.float().argmax(0))
                 fold_after.add(example, candidate.learners[number].labels(index))
@@ -218,11 +223,11 @@ class Search:
         gains = tuple(tally.value() - other.value() for tally, other in zip(after, before, strict=True))
         return Trial(candidate.choice, steps, merged(after).value(), merged(before).value(), gains)
 
-    def _scored(self, number: int, max_pixels: int) -> list[int]:
+    def _scored(self, number: int) -> list[int]:
         """The images of a fold that are scored: all, or as many as have so many pixels."""
         order = np.random.default_rng([self.settings.seed, 2]).permutation(self.folds[number]).tolist()
         count, pixels = 0, 0
-        while count < len(order) and (count == 0 or pixels < max_pixels):
+        while count < len(order) and (count == 0 or pixels < MAX_PIXELS):
             pixels += math.prod(self.examples[order[count]].mask.shape)
             count += 1
         return sorted(order[:count])
