@@ -72,6 +72,19 @@ def _count_steps(self, steps, _=None):
     self.steps += steps
 
 
+def rising_scores_in_time(monkeypatch, each):
+    """Let scores rise for ever, and each round of a fold take so many seconds; returns a list with the time."""
+    seconds = [0.0]
+
+    def take_time(self, steps, _=None):
+        seconds[0] += each
+        self.steps += steps
+
+    scores_from(monkeypatch, lambda _, steps: 0.6 + steps / 100_000)
+    monkeypatch.setattr(searching.Learner, "learn_contexts", take_time)
+    return seconds
+
+
 def open_search(folders, settings=SMALL, clock=lambda: 0.0):
     examples = open_examples(match_files(*folders)[0], folders[2])
     examples.read_all()
@@ -135,14 +148,7 @@ def test_the_best_choice_wins_and_all_are_listed(shifted, monkeypatch):
 
 @pytest.mark.parametrize(("minutes", "rounds"), [(1, 1), (5, 4), (10, 9)])
 def test_the_minutes_bound_the_steps(shifted, monkeypatch, minutes, rounds):
-    seconds = [0.0]
-
-    def take_time(self, steps, _=None):
-        seconds[0] += 10.0  # 20 a round, for two folds
-        self.steps += steps
-
-    scores_from(monkeypatch, lambda _, steps: 0.6 + steps / 100_000)
-    monkeypatch.setattr(searching.Learner, "learn_contexts", take_time)
+    seconds = rising_scores_in_time(monkeypatch, 10.0)  # 20 a round, for two folds
     search = open_search(shifted, replace(SMALL, minutes=minutes), lambda: seconds[0])
     result = search.run()
     assert result.ending == "budget"
@@ -154,14 +160,7 @@ def test_the_minutes_bound_the_steps(shifted, monkeypatch, minutes, rounds):
 
 @pytest.mark.parametrize(("minutes", "kernels", "choices"), [(2, 1, 1), (6, 2, 4), (7, 2, 5)])
 def test_few_minutes_try_fewer_choices(shifted, monkeypatch, minutes, kernels, choices):
-    seconds = [0.0]
-
-    def take_time(self, steps, _=None):
-        seconds[0] += 30.0  # 60 a kernel, for two folds
-        self.steps += steps
-
-    scores_from(monkeypatch, lambda _, steps: 0.6 + steps / 100_000)
-    monkeypatch.setattr(searching.Learner, "learn_contexts", take_time)
+    seconds = rising_scores_in_time(monkeypatch, 30.0)  # 60 a kernel, for two folds
     settings = replace(SMALL, kernel=None, gate=None, temperature=None, minutes=minutes)
     result = open_search(shifted, settings, lambda: seconds[0]).run()
     assert len({trial.choice.kernel for trial in result.trials}) == kernels

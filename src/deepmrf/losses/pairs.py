@@ -9,6 +9,7 @@ Shapes: B batch, L labels, F features of the image, *S spatial axes.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -87,9 +88,9 @@ class CRFLoss(nn.Module):
         """Maps of the size at which the energy is computed."""
         return probabilities, features, mask
 
+    @abstractmethod
     def filter_of(self, features: Tensor) -> Filter:
-        """K for an image (B, F, *S)."""
-        raise NotImplementedError
+        """Return K for an image (B, F, *S)."""
 
     def extra_repr(self) -> str:
         return f"colour_width={self.colour_width:g}, position_width={self.position_width:g}"
