@@ -31,7 +31,7 @@ def seed():
     torch.manual_seed(0)
 
 
-ROOMS_THAT_CHOOSE_A_DEVICE = ("cli", "evaluation", "models", "predict", "refine", "training", "video")
+ROOMS_THAT_CHOOSE_A_DEVICE = ("app", "cli", "evaluation", "models", "predict", "refine", "training", "video")
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ ROOT = Path(deepmrf.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 ORDER = [
     "cli",
+    "app",
     "export",
     "refine",
     "training",

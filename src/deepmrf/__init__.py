@@ -6,6 +6,7 @@
 The rooms of the package. A room imports from rooms below it only:
 
 cli           the command `deepmrf`
+app           the page of `deepmrf app`: pictures in the browser, and an MRF to move
 export        a model as an ONNX file or a torch.export program
 refine        an MRF on predictions that any network has saved: fit it, apply it
 training      the paper's four stages, from a recipe to a saved model

@@ -52,13 +52,13 @@ def open_preset(
             label_ids = replace(label_ids or LabelIds(tuple(range(len(label_set)))), soft=True)
     else:
         files = [matched.prediction for matched in match_files(predictions, images)[0]]
-        label_ids = _ids_shown(files, soft)
+        label_ids = ids_shown(files, soft)
         count = count_labels(files) if label_ids is None else 2
         label_set = LabelSet(tuple(f"label {label}" for label in range(count)), voc_colours(count))
     return build_preset(chosen, len(label_set), changes or {}), label_set, label_ids
 
 
-def _ids_shown(predictions: Sequence[PredictionFiles], soft: bool | None) -> LabelIds | None:
+def ids_shown(predictions: Sequence[PredictionFiles], soft: bool | None = None) -> LabelIds | None:
     """The ids of binary and of soft masks; None for other predictions."""
     if soft or (soft is None and are_soft(predictions)):
         return SOFT

@@ -1,0 +1,7 @@
+"""`deepmrf app`: a page on this machine to segment pictures, and to move the MRF while looking at the result.
+
+controls     the numbers of an MRF that can be moved, their ranges, and the MRF with other numbers
+uploads      read pictures, clips and predictions that somebody has uploaded, within limits
+sessions     Session: one person's picture, the network's output for it, results and downloads; Sessions: all of them
+views        what the browser gets of a result: maps to hover over, classes, what changed
+"""

@@ -1,0 +1,273 @@
+"""Session: one person's picture or clip, the network's output for it, results and downloads.
+
+The network runs once for each frame; moving the MRF computes the MRF alone. Sessions have names that cannot be guessed,
+so that nobody sees another person's pictures; those that were not used for longest are dropped when memory is short.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from deepmrf.app.controls import adjust
+from deepmrf.app.uploads import Clip, Limits, read_clip, read_prediction, received
+from deepmrf.app.views import compare, maps_url, palette, picture_url
+from deepmrf.data.files import Bytes
+from deepmrf.data.images import shrunk
+from deepmrf.data.labels import LabelSet
+from deepmrf.layers import MeanField
+from deepmrf.layers.crf import PRESETS, preset
+from deepmrf.models.parsing_network import DeepParsingNetwork
+from deepmrf.predict.result import Segmentation
+from deepmrf.predict.scales import Labels, enlarged_labels
+from deepmrf.predict.segmenter import Segmenter, load
+from deepmrf.refine.label_ids import LabelIds
+from deepmrf.video.writing import Writer
+
+Values = Mapping[str, float | None]
+"""Values of controls, by name."""
+OWN = "the model's own"
+"""The MRF that a model was trained with."""
+PRESET_NAMES = tuple(name for name, settings in PRESETS.items() if settings.get("dims", 2) == 2)
+MAX_NETWORK_SIDE = 640
+"""Pixels: what a network sees of a larger picture, where its training does not tell."""
+MAX_VIEW_SIDE = 1024
+"""Pixels: the longer side of what the browser shows."""
+MAX_CACHED_FRAMES = 8
+"""Frames of a clip whose network output is kept."""
+MAX_SESSION_BYTES = 1 << 30
+"""Memory that all sessions may take together; the last one stays in any case."""
+MAX_PROBABILITIES = 1 << 27
+"""Labels times pixels of probabilities to download."""
+
+
+@dataclass
+class NetworkOutput:
+    """What the network says of one frame."""
+
+    image: Tensor
+    """(1, 3, h, w) of uint8: the frame as the network saw it."""
+    log_p: Tensor
+    """(1, L, h, w)."""
+    picture: str
+    """The frame as the browser shows it."""
+    labels: Labels
+    """At that size."""
+    maps: str
+    """The same, for the browser."""
+
+
+@dataclass
+class Session:
+    """One person's picture or clip."""
+
+    clip: Clip
+    labels: LabelSet
+    fields: dict[str, MeanField]
+    """MRFs to choose from, by name."""
+    run_network: Callable[[Bytes], tuple[Tensor, Tensor]] = field(repr=False)
+    """From a frame (H, W, 3) to the image (1, 3, h, w) and the log-probabilities (1, L, h, w)."""
+    computing: threading.Lock = field(repr=False)
+    """One computation at a time uses all cores."""
+    folder: Path
+    """For files that exist while a download is prepared."""
+    label_ids: LabelIds | None = None
+    note: str = ""
+    """What an uploaded prediction was taken for."""
+    last: tuple[str, Values, int] = ("", {}, 0)
+    """The MRF, its values and the frame that were shown last: what is downloaded."""
+    outputs: OrderedDict[int, NetworkOutput] = field(default_factory=OrderedDict, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that this session takes, roughly."""
+        outputs = list(self.outputs.values())
+        maps = sum(output.log_p.nbytes + len(output.picture) + len(output.maps) for output in outputs)
+        return maps + sum(frame.nbytes for frame in self.clip.frames)
+
+    def view(self, chosen: str, values: Values, frame: int = 0) -> dict[str, Any]:
+        """What the browser shows: the network's labels and those of the chosen MRF with these values, as plain JSON."""
+        start = time.perf_counter()
+        frame = min(max(int(frame), 0), len(self.clip.frames) - 1)
+        with self.computing, torch.inference_mode():
+            output = self._output(frame)
+            result = enlarged_labels(self._refine(output, chosen, values), *output.labels[0].shape)
+        self.last = (chosen, values, frame)
+        return {
+            "picture": output.picture,
+            "names": list(self.labels.names),
+            "colours": palette(self.labels),
+            "network": output.maps,
+            "result": maps_url(result),
+            "note": self.note,
+            **compare(len(self.labels), output.labels, result),
+            "seconds": time.perf_counter() - start,
+        }
+
+    def _output(self, frame: int) -> NetworkOutput:
+        if frame not in self.outputs:
+            picture = shrunk(self.clip.frames[frame], MAX_VIEW_SIDE)
+            image, log_p = self.run_network(self.clip.frames[frame])
+            labels = enlarged_labels(log_p[0].softmax(0), *picture.shape[:2])
+            self.outputs[frame] = NetworkOutput(image, log_p, picture_url(picture), labels, maps_url(labels))
+            while len(self.outputs) > MAX_CACHED_FRAMES:
+                self.outputs.popitem(last=False)
+        self.outputs.move_to_end(frame)
+        return self.outputs[frame]
+
+    def _refine(self, output: NetworkOutput, chosen: str, values: Values) -> Tensor:
+        """Probabilities (L, h, w)."""
+        mrf = adjust(self._field(chosen), values)
+        log_q = DeepParsingNetwork(nn.Identity(), mrf, self.labels).refined(output.log_p, output.image)
+        return log_q[0].exp()
+
+    def _field(self, chosen: str) -> MeanField:
+        if chosen not in self.fields:
+            raise ValueError(f"There is no MRF {chosen!r} here: choose one of {', '.join(self.fields)}.")
+        return self.fields[chosen]
+
+    def segmentation(self, frame: int | None = None, probabilities: bool = False) -> Segmentation:
+        """The result as it was shown last, at the picture's own size; of another frame, if given."""
+        chosen, values, shown = self.last
+        frame = shown if frame is None else frame
+        image = self.clip.frames[frame]
+        height, width = image.shape[:2]
+        with self.computing, torch.inference_mode():
+            p = self._refine(self._output(frame), chosen, values)
+            labels, confidence = enlarged_labels(p, height, width)
+            large: Any = None
+            if probabilities:
+                if len(self.labels) * height * width > MAX_PROBABILITIES:
+                    raise ValueError(f"The probabilities of {width} x {height} pixels are too many: use a smaller one.")
+                large = nn.functional.interpolate(p[None], (height, width), mode="bilinear")[0].cpu().numpy()
+        return Segmentation(labels, confidence, image, self.labels, large)
+
+    def download(self, name: str) -> bytes:
+        """A file of DOWNLOADS: what was shown last."""
+        if name not in DOWNLOADS:
+            raise ValueError(f"There is no file {name!r} to download: choose one of {', '.join(DOWNLOADS)}.")
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            path = Path(folder) / name
+            DOWNLOADS[name](self, path)
+            return path.read_bytes()
+
+
+def _write_labels(session: Session, path: Path) -> None:
+    result = session.segmentation()
+    if session.label_ids is None:
+        result.save_labels(path)
+    else:
+        Image.fromarray(session.label_ids.to_ids(result.labels)).save(path)
+
+
+def _write_video(session: Session, path: Path) -> None:
+    times, frames = session.clip.times, session.clip.frames
+    rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else Fraction(25)
+    writer = Writer(path, frames[0].shape[:2], rate=rate.limit_denominator(1001))
+    try:
+        for index, moment in enumerate(times):
+            writer.write(np.array(session.segmentation(index).overlay()), moment)
+    finally:
+        writer.close()
+
+
+DOWNLOADS: dict[str, Callable[[Session, Path], object]] = {
+    "labels.png": _write_labels,
+    "overlay.jpg": lambda session, path: session.segmentation().save_overlay(path),
+    "probabilities.npz": lambda session, path: session.segmentation(probabilities=True).save(path),
+    "overlay.mp4": _write_video,
+}
+"""What can be downloaded: name of the file, and what writes it. The video shows all frames of a clip."""
+
+
+class Sessions:
+    """All sessions of a server, and the models that they use.
+
+    models: names as `deepmrf.load` takes them. folder: for files while they are needed.
+    """
+
+    def __init__(
+        self, models: Sequence[str], folder: Path, limits: Limits | None = None, device: str | None = None
+    ) -> None:
+        self.models, self.folder, self.limits, self.device = list(models), folder, limits or Limits(), device
+        self.computing, self._lock = threading.Lock(), threading.Lock()
+        self._segmenters: dict[str, Segmenter] = {}
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def segment(self, path: Path, model: str) -> str:
+        """Begin a session with a picture or clip, which is deleted; returns the session's name."""
+        with received(path):
+            segmenter = self.segmenter(model)
+            clip = read_clip(path, self.limits)
+            own = segmenter.model.mean_field
+            fields = ({} if own is None else {OWN: own}) | _presets(segmenter.labels, segmenter.device)
+            network = partial(_run_network, segmenter)
+            return self._add(Session(clip, segmenter.labels, fields, network, self.computing, self.folder))
+
+    def refine(self, image: Path, prediction: Path) -> str:
+        """Begin a session with a picture and its prediction, which are deleted; returns the session's name."""
+        with received(image, prediction):
+            given = read_prediction(image, prediction, self.limits)
+            tensors = torch.from_numpy(given.image).permute(2, 0, 1)[None].contiguous(), given.log_p[None]
+            clip, fields = Clip(given.name, [given.image], [Fraction(0)]), _presets(given.labels, torch.device("cpu"))
+            session = Session(clip, given.labels, fields, lambda _: tensors, self.computing, self.folder)
+            session.label_ids, session.note = given.label_ids, f"{prediction.name} was taken for {given.kind}."
+            return self._add(session)
+
+    def segmenter(self, model: str) -> Segmenter:
+        """The model of that name, read once."""
+        if model not in self.models:
+            raise ValueError(f"There is no model {model!r} here: choose one of {', '.join(self.models)}.")
+        with self._lock:
+            if model not in self._segmenters:
+                segmenter = load(model, device=self.device)
+                segmenter.size = segmenter.size or MAX_NETWORK_SIDE
+                self._segmenters[model] = segmenter
+            return self._segmenters[model]
+
+    def _add(self, session: Session) -> str:
+        name = secrets.token_urlsafe(16)
+        with self._lock:
+            self._sessions[name] = session
+            while len(self._sessions) > 1 and sum(s.nbytes for s in self._sessions.values()) > MAX_SESSION_BYTES:
+                self._sessions.popitem(last=False)
+        return name
+
+    def close(self, name: str | None) -> None:
+        """Forget a session, if it is there."""
+        with self._lock:
+            self._sessions.pop(name or "", None)
+
+    def __getitem__(self, name: str) -> Session:
+        with self._lock:
+            if name not in self._sessions:
+                raise KeyError("This picture is no longer here: drop it again.")
+            self._sessions.move_to_end(name)
+            return self._sessions[name]
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+
+def _run_network(segmenter: Segmenter, frame: Bytes) -> tuple[Tensor, Tensor]:
+    seen = np.ascontiguousarray(segmenter.shrunk(frame).transpose(2, 0, 1)[None])
+    image = torch.from_numpy(seen).to(segmenter.device)
+    return image, segmenter.model.log_unary(image)
+
+
+def _presets(labels: LabelSet, device: torch.device) -> dict[str, MeanField]:
+    return {f"dense CRF: {name}": preset(name, len(labels)).to(device) for name in PRESET_NAMES}

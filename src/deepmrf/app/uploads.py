@@ -1,0 +1,150 @@
+"""Read pictures, clips and predictions that somebody has uploaded: within limits, and one sentence for a bad file."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deepmrf.data.colours import voc_colours
+from deepmrf.data.files import Bytes, image_size, one_line, read_image
+from deepmrf.data.images import shrunk
+from deepmrf.data.labels import LabelSet
+from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.matching import describe_size
+from deepmrf.refine.opening import ids_shown
+from deepmrf.refine.predictions import PredictionFiles, count_labels, open_prediction
+from deepmrf.video.inputs import names_video
+from deepmrf.video.reading import open_source
+
+MEGABYTE, MEGAPIXEL = 1_000_000, 1_000_000
+ARRAY_SUFFIXES = (".npy", ".npz")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest uploads."""
+
+    file_bytes: int = 50 * MEGABYTE
+    pixels: int = 24 * MEGAPIXEL
+    """Of a picture, or of a clip's frame."""
+    predicted_pixels: int = 4 * MEGAPIXEL
+    """Of a prediction, which is refined at its own size."""
+    predicted_values: int = 64 * MEGAPIXEL
+    """Labels times pixels of a prediction."""
+    frames: int = 48
+    """Of a longer clip, so many frames are taken, at equal distances."""
+    clip_side: int = 640
+    """Pixels: larger frames are shrunk to this longer side."""
+
+
+class UploadError(ValueError):
+    """A file that cannot be used; the message is one sentence with the file's own name."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The frames of a picture (one) or a clip."""
+
+    name: str
+    """The file's name without its ending."""
+    frames: list[Bytes] = field(repr=False)
+    times: list[Fraction]
+    """Seconds."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An image, and what a network has predicted for it."""
+
+    name: str
+    image: Bytes = field(repr=False)
+    log_p: Tensor = field(repr=False)
+    """(L, H, W)."""
+    labels: LabelSet
+    label_ids: LabelIds | None
+    """The ids of binary and soft masks."""
+    kind: str
+    """What the file was taken for."""
+
+
+@contextmanager
+def received(*paths: Path) -> Iterator[None]:
+    """Turn errors inside into an UploadError that shows no path of this machine, and delete the files at the end."""
+    try:
+        yield
+    except Exception as error:  # a broken file makes decoders raise nearly anything
+        message = str(error) if isinstance(error, (ValueError, OSError, ImportError)) else ""
+        message = message or f"The file cannot be used ({one_line(error)}): try another one."
+        for path in paths:
+            message = message.replace(str(path), path.name).replace(str(path.parent), "the upload")
+        raise UploadError(" ".join(message.split())) from error
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def read_clip(path: Path, limits: Limits) -> Clip:
+    """The frames of a picture or of a clip."""
+    _check_bytes(path, limits)
+    if not names_video(path):
+        return Clip(path.stem, [read_image(path, limits.pixels)], [Fraction(0)])
+    source = open_source(path, max_pixels=limits.pixels)
+    step = math.ceil((source.length or 1) / limits.frames)
+    frames, times = [], []
+    with closing(source.frames()) as stream:
+        for number, frame in enumerate(stream):
+            if number % step == 0:
+                frames.append(shrunk(frame.image, limits.clip_side))
+                times.append(frame.time)
+            if len(frames) == limits.frames:
+                break
+    return Clip(path.stem, frames, times)
+
+
+def read_prediction(image: Path, prediction: Path, limits: Limits) -> Prediction:
+    """An image and its prediction: probabilities, log-probabilities or logits, label ids, a binary or a soft mask."""
+    for path in (image, prediction):
+        _check_bytes(path, limits)
+    pixels = read_image(image, limits.predicted_pixels)
+    is_array = prediction.suffix.lower() in ARRAY_SUFFIXES
+    if not is_array:
+        image_size(prediction, limits.predicted_pixels)
+    elif zipfile.is_zipfile(prediction):
+        _check_archive(prediction, limits)
+    files = PredictionFiles(image.stem, **{"array" if is_array else "ids": prediction})  # type: ignore[arg-type]
+    label_ids = ids_shown([files])
+    count = 2 if label_ids is not None else count_labels([files])
+    log_p, kind = open_prediction(files, count, label_ids=label_ids)
+    if math.prod(log_p.shape) > limits.predicted_values:
+        values = f"{count} labels of {describe_size(log_p.shape[1:])} pixels"
+        raise ValueError(f"{prediction.name} holds {values}, too many for the page: use deepmrf refine.")
+    if log_p.shape[1:] != pixels.shape[:2]:
+        sizes = f"{describe_size(log_p.shape[1:])} pixels, but {image.name} {describe_size(pixels.shape[:2])}"
+        raise ValueError(f"{prediction.name} has {sizes}: save predictions at the image's size.")
+    names = ("background", "foreground") if label_ids else tuple(f"label {label}" for label in range(count))
+    colours = () if label_ids else voc_colours(count)
+    with torch.inference_mode():
+        return Prediction(image.stem, pixels, log_p.tensor(), LabelSet(names, colours), label_ids, kind)
+
+
+def _check_bytes(path: Path, limits: Limits) -> None:
+    size = path.stat().st_size
+    if size > limits.file_bytes:
+        allowed = limits.file_bytes / MEGABYTE
+        raise ValueError(f"{path.name} has {size / MEGABYTE:.3g} MB, more than {allowed:.3g} MB: make it smaller.")
+
+
+def _check_archive(path: Path, limits: Limits) -> None:
+    """Refuse a small file that would become a large array."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > 8 * limits.predicted_values:
+        raise ValueError(f"{path.name} would unpack to {unpacked / MEGABYTE:.0f} MB: save fewer pixels or labels.")
