@@ -24,7 +24,8 @@ NAMES = {
     "deepmrf.losses": "DenseCRFLoss GatedCRFLoss",
     "deepmrf.ops": "distance_penalty gaussian_blur gaussian_penalty label_contexts local_sum low_rank_contexts "
     "separate strided_contexts use",
-    "deepmrf.unary": "VGG16 Fast Loaded Strong Volume Wrapped build from_smp from_torchvision from_transformers wrap",
+    "deepmrf.unary": "VGG16 DeepLab Dilation8 FCN8s Fast Loaded SegNet Strong Volume Wrapped build from_smp "
+    "from_torchvision from_transformers wrap",
     "deepmrf.video": "ExistingFileError Frame FrameResult FrameSource Stream VideoReport Writer open_source record "
     "segment_video",
 }

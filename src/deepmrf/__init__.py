@@ -14,7 +14,7 @@ video         frames in, label maps and overlays out: files, folders of frames, 
 evaluation    mIoU, TA, LA, BA, Dice, temporal consistency, calibration
 predict       `deepmrf.load`: images of every kind, whole folders, scales and tiles
 models        DeepParsingNetwork (network + MRF), model folders, models by name
-unary         networks b1 to b11: vgg16, strong, fast, volume, and wrap for yours
+unary         networks b1 to b11: vgg16, strong, fast, volume, four baselines, and wrap for yours
 layers        the paper's terms with their parameters: TriplePenalty (b12), LabelContexts (b13, b14), MeanField (b15)
 flow          optical flow, and warping along it
 losses        DenseCRFLoss and GatedCRFLoss, for networks taught by few labels

@@ -14,10 +14,12 @@ from deepmrf.data.publications import PUBLICATIONS
 from deepmrf.data.weights import WEIGHTS
 from deepmrf.training import recipes
 from deepmrf.training.recipe import RecipeError, read_recipe
-from deepmrf.training.recipes import bundled_recipes, describe_recipe, find_recipe
+from deepmrf.training.recipes import bundled_recipes, describe_recipe, find_recipe, short_name
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
+FOLDER = ROOT / "recipes"
+NAMES = sorted(path.relative_to(FOLDER).as_posix().removesuffix(".toml") for path in FOLDER.rglob("*.toml"))
+BASELINES = [name for name in NAMES if name.startswith("baselines/")]
 
 
 def type_in(*words):
@@ -28,7 +30,9 @@ def type_in(*words):
 
 def test_the_recipes_of_a_checkout():
     assert sorted(bundled_recipes()) == NAMES
-    assert find_recipe("street") == ROOT / "recipes" / "street.toml"
+    assert find_recipe("street") == FOLDER / "street.toml"
+    assert find_recipe("baselines/fcn8s") == FOLDER / "baselines" / "fcn8s.toml"
+    assert list(bundled_recipes())[-1].count("/") == 1  # subfolders last
 
 
 def test_the_recipes_of_an_installed_package(tmp_path, monkeypatch):
@@ -38,6 +42,8 @@ def test_the_recipes_of_an_installed_package(tmp_path, monkeypatch):
     assert sorted(bundled_recipes()) == NAMES
     expected = tmp_path / "deepmrf" / "recipes" / "street.toml"
     assert find_recipe("street") == find_recipe("recipes/street.toml") == expected
+    nested = tmp_path / "deepmrf" / "recipes" / "baselines" / "segnet.toml"
+    assert find_recipe("baselines/segnet") == find_recipe("recipes/baselines/segnet.toml") == nested
     assert read_recipe(find_recipe("street")) == read_recipe(ROOT / "recipes" / "street.toml")
 
 
@@ -56,6 +62,30 @@ def test_a_file_comes_before_a_bundled_recipe(tmp_path, monkeypatch):
 def test_an_unknown_recipe_names_the_known_ones():
     with pytest.raises(RecipeError, match=r"There is no recipe camvid-vgg: .* animals, .* Did you mean camvid-vgg16\?"):
         find_recipe("camvid-vgg")
+    with pytest.raises(RecipeError, match=r"Did you mean baselines/fcn8s\?"):
+        find_recipe("baselines/fcn8")
+    with pytest.raises(RecipeError, match="There is no recipe other/street"):
+        find_recipe("other/street.toml")
+
+
+def test_short_names_keep_the_subfolder_of_a_bundled_recipe():
+    assert short_name("street") == short_name("recipes/street.toml") == "street"
+    assert short_name("baselines/fcn8s") == short_name("recipes/baselines/fcn8s.toml") == "baselines/fcn8s"
+    assert short_name("elsewhere/mine.toml") == "mine"
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_learn_as_long_and_from_the_same_views_as_the_papers_network(name):
+    baseline, paper = (read_recipe(find_recipe(each)) for each in (name, "camvid-vgg16"))
+    learning = [stage for stage in paper.stage if "unary" in stage.learn]
+    keys = ("steps", "batch", "rate", "weight_decay", "warmup", "power", "optimiser", "encoder_rate")
+    for ours, theirs in zip(baseline.stage, learning, strict=True):
+        assert ours.learn == ("unary",)
+        assert [getattr(ours, key) for key in keys] == [getattr(theirs, key) for key in keys]
+    assert (baseline.augment, baseline.data, baseline.clip) == (paper.augment, paper.data, paper.clip)
+    assert baseline.unary.imagenet == paper.unary.imagenet
+    assert baseline.unary.network == Path(name).name
+    assert not baseline.mean_field
 
 
 def test_the_list_describes_every_recipe():

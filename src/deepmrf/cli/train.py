@@ -42,12 +42,11 @@ def _list_recipes(asked: bool) -> None:
     """For --list: print the recipes that come with deepmrf and exit, whatever else was given."""
     if not asked:
         return
-    from deepmrf.training.recipes import bundled_recipes, describe_recipe
+    from deepmrf.training.recipes import bundled_recipes, describe_recipe, recipe_folder
 
     console, recipes = Console(), bundled_recipes()
     say_pairs({name: describe_recipe(path) for name, path in recipes.items()}, console)
-    folder = next((path.parent for path in recipes.values()), None)
-    say(f"The files are in {folder}: copy one to change it, or use --set." if folder else "There are none.", console)
+    say(f"The files are in {recipe_folder()}: copy one to change it, or use --set.", console)
     raise typer.Exit
 
 
@@ -68,10 +67,10 @@ def train_command(
     process.prepare()
     from deepmrf.training.loop import train
     from deepmrf.training.recipe import read_recipe
-    from deepmrf.training.recipes import find_recipe
+    from deepmrf.training.recipes import find_recipe, short_name
     from deepmrf.training.start import STATE_FILE
 
-    console, name = Console(), Path(recipe).stem
+    console, name = Console(), short_name(recipe)
     folder = out or Path("runs") / name
     repeated = [word for setting in settings or [] for word in ("--set", setting)]
     repeated += ["--network", network] if network else []

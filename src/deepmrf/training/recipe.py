@@ -48,7 +48,7 @@ class UnaryRecipe:
     """The network of the unary term."""
 
     network: str = "fast"
-    """"vgg16" (the paper's), "strong" or "fast"."""
+    """"vgg16" (the paper's), "strong", "fast", or a baseline: "fcn8s", "segnet", "dilation8", "deeplab"."""
     imagenet: str = ""
     """A safetensors file of ImageNet weights to start from; empty starts at random."""
     start: str = ""
@@ -117,7 +117,7 @@ class Stage:
     rate: float = 1e-3
     """Learning rate of the network."""
     encoder_rate: float = 1.0
-    """Learning rate of a pretrained encoder (fast, strong), as a share of `rate`."""
+    """Learning rate of a pretrained encoder (fast, strong, fcn8s, segnet), as a share of `rate`."""
     mrf_rate: float = 1e-3
     """Learning rate of the triple penalty and label contexts."""
     optimiser: str = "adamw"

@@ -1,4 +1,7 @@
-"""The recipes that come with deepmrf, by name: deepmrf/recipes of an installed package, `recipes/` of a checkout."""
+"""The recipes that come with deepmrf, by name: deepmrf/recipes of an installed package, `recipes/` of a checkout.
+
+A recipe in a subfolder has the folder in its name: baselines/fcn8s.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,17 @@ PACKAGE = Path(__file__).parents[1]
 SUFFIX = ".toml"
 
 
-def bundled_recipes() -> dict[str, Path]:
-    """The file of each bundled recipe by its name, such as "street"."""
+def recipe_folder() -> Path:
+    """The folder of the bundled recipes."""
     folders = (PACKAGE / "recipes", PACKAGE.parents[1] / "recipes")
-    folder = next((folder for folder in folders if folder.is_dir()), folders[0])
-    return {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """The file of each bundled recipe by its name, such as "street" or "baselines/fcn8s"; subfolders come last."""
+    folder = recipe_folder()
+    paths = sorted(folder.rglob(f"*{SUFFIX}"), key=lambda path: (len(path.parts), path))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def find_recipe(name: str) -> Path:
@@ -23,13 +32,23 @@ def find_recipe(name: str) -> Path:
     path, bundled = Path(name), bundled_recipes()
     if path.is_file():
         return path
-    if name in bundled:
-        return bundled[name]
-    if path.parent.name == "recipes" and path.suffix == SUFFIX and path.stem in bundled:
-        return bundled[path.stem]  # as a reader of the documents types it, outside a checkout
-    near = get_close_matches(path.stem, bundled, 1)
+    if _bundled_name(name) in bundled:
+        return bundled[_bundled_name(name)]
+    near = get_close_matches(name, bundled, 1) or get_close_matches(path.stem, bundled, 1)
     guess = f" Did you mean {near[0]}?" if near else ""
     raise RecipeError(f"There is no recipe {name}: give a {SUFFIX} file, or one of {', '.join(bundled)}.{guess}")
+
+
+def short_name(name: str) -> str:
+    """A recipe's name without its path, but with the subfolder of a bundled one."""
+    bundled = _bundled_name(name)
+    return bundled if bundled in bundled_recipes() else Path(name).stem
+
+
+def _bundled_name(name: str) -> str:
+    """NAME of recipes/NAME.toml, which a reader of the documents types, also outside a checkout; else the same."""
+    _, folder, rest = Path(name).as_posix().rpartition("recipes/")
+    return rest.removesuffix(SUFFIX) if folder else name
 
 
 def describe_recipe(path: Path) -> str:

@@ -3,6 +3,10 @@
 vgg16      VGG16: the paper's, Table 1
 strong     Strong: VGG-16's encoder with a U-shaped decoder
 fast       Fast: EfficientNet-Lite0 with a small decoder, for CPUs
+fcn8s      FCN8s, a baseline: scores at strides 32, 16 and 8
+segnet     SegNet, a baseline: a mirrored decoder with pooling indices
+dilation8  Dilation8, a baseline: a context module behind vgg16
+deeplab    DeepLab, a baseline: vgg16 with a large field of view
 volume     Volume: a small 3-D U-Net, volumes (B, 1, D, H, W) -> logits (B, L, D, H, W)
 wrap       wrap: any other network
 libraries  from_transformers, from_smp, from_torchvision: networks of these libraries, in one line
@@ -19,9 +23,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from deepmrf.unary.deeplab import DeepLab
+from deepmrf.unary.dilation8 import Dilation8
 from deepmrf.unary.fast import Fast
+from deepmrf.unary.fcn8s import FCN8s
 from deepmrf.unary.imagenet import Loaded
 from deepmrf.unary.libraries import from_smp, from_torchvision, from_transformers
+from deepmrf.unary.network import Network
+from deepmrf.unary.segnet import SegNet
 from deepmrf.unary.strong import Strong
 from deepmrf.unary.vgg16 import VGG16
 from deepmrf.unary.volume import Volume
@@ -29,8 +38,12 @@ from deepmrf.unary.wrap import Wrapped, wrap
 
 __all__ = [
     "VGG16",
+    "DeepLab",
+    "Dilation8",
+    "FCN8s",
     "Fast",
     "Loaded",
+    "SegNet",
     "Strong",
     "Volume",
     "Wrapped",
@@ -41,19 +54,20 @@ __all__ = [
     "wrap",
 ]
 
-NETWORKS = (VGG16, Strong, Fast, Volume)
+NETWORKS = (VGG16, Strong, Fast, FCN8s, SegNet, Dilation8, DeepLab, Volume)
 """The networks that `build` knows by name."""
 
 
-def build(name: str, labels: int, **options: Any) -> VGG16 | Strong | Fast | Volume:
-    """Build the network "vgg16", "strong", "fast" or "volume" with its constructor's options."""
+def build(name: str, labels: int, **options: Any) -> Network:
+    """Build a network by its name, such as "vgg16", "strong", "fast" or "volume", with its constructor's options."""
     for network in NETWORKS:
         if network.name == name:
             try:
                 return network(labels, **options)
             except TypeError as error:
                 raise TypeError(f"{name!r} does not take these options ({error}): see {network.__name__}.") from error
+    baselines = ", ".join(repr(network.name) for network in (FCN8s, SegNet, Dilation8, DeepLab))
     raise ValueError(
-        f"There is no unary network {name!r}: choose 'vgg16', 'strong' or 'fast', 'volume' for volumes, "
-        "or wrap your own."
+        f"There is no unary network {name!r}: choose 'vgg16', 'strong' or 'fast', a baseline ({baselines}), "
+        "'volume' for volumes, or wrap your own."
     )

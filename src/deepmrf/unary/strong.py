@@ -18,13 +18,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vgg16_names
+from deepmrf.unary.imagenet import Loaded
 from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, enlarge
 from deepmrf.unary.network import UShapedNetwork
-from deepmrf.unary.vgg16 import convolutions, pooling
+from deepmrf.unary.vgg16 import groups, load_vgg16, pooling
 
-ENCODER = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
-"""Channels and convolutions of VGG-16's groups, at strides 1, 2, 4, 8 and 16."""
 CONTEXT_DILATIONS = (2, 4, 8)
 
 
@@ -96,10 +94,7 @@ class Strong(UShapedNetwork):
         super().__init__(labels, width, dropout, stride, zoom)
         self.encoder_norm = encoder_norm
         self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
-        inputs = (3, *[channels for channels, _ in ENCODER])
-        self.encoder = nn.ModuleList(
-            [convolutions(inputs[i], outputs, n, norm=encoder_norm) for i, (outputs, n) in enumerate(ENCODER)]
-        )
+        self.encoder = groups(norm=encoder_norm)
         self.pool = pooling()
         self.context = Context(512, 4 * width)
         self.bottom_dropout = nn.Dropout2d(dropout)
@@ -125,5 +120,4 @@ class Strong(UShapedNetwork):
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
         """Load ImageNet's VGG-16 into the encoder from a safetensors file with torchvision's names."""
-        names = vgg16_names(f"encoder.{name}" for name in convolution_names(self.encoder))
-        return transfer(self, path, read(path), names)
+        return load_vgg16(self, path, ("encoder",))

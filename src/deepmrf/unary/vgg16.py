@@ -9,11 +9,16 @@
 VGG-16's poolings a8 and a10 are left out, so the filters behind them must skip pixels: the paper pads 3 x 3 filters
 with zeros to 5 x 5, and fc6's 7 x 7 to 25 x 25. Here they are convolutions with dilation 2 and 4, which give the same
 without multiplying by zeros. b11 gives logits, upsampled bilinearly; softmax or sigmoid follow in the MRF.
+
+The parts of VGG-16 below, `groups`, `fully_connected` and `load_vgg16`, also serve the networks strong, fcn8s, segnet,
+dilation8 and deeplab.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +31,30 @@ from deepmrf.unary.network import Network, check_dropout
 
 STRIDE = 8
 """Pixels of the image per cell of b7 to b11."""
+GROUPS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+"""Channels and convolutions of VGG-16's groups; a pooling stands between two groups."""
+FC6_SIZE = 7
+"""Rows and columns of the filters of VGG-16's fc6."""
 
 
 def convolutions(inputs: int, outputs: int, count: int, dilation: int = 1, norm: bool = False) -> nn.Sequential:
     """Return a group of VGG-16: `count` convolutions of 3 x 3 with ReLU, and batch norm between them if asked."""
     layers: list[nn.Module] = []
     for index in range(count):
-        layers.append(_convolution(inputs if index == 0 else outputs, outputs, 3, dilation))
+        layers.append(convolution(inputs if index == 0 else outputs, outputs, 3, dilation))
         if norm:
             layers.append(nn.BatchNorm2d(outputs))
         layers.append(nn.ReLU(inplace=True))
     return nn.Sequential(*layers)
+
+
+def groups(norm: bool = False, last_dilation: int = 1) -> nn.ModuleList:
+    """Return the five groups of VGG-16's convolutions; last_dilation: of the fifth group's filters."""
+    inputs = (3, *[channels for channels, _ in GROUPS])
+    dilations = (1, 1, 1, 1, last_dilation)
+    return nn.ModuleList(
+        [convolutions(inputs[i], outputs, n, dilations[i], norm) for i, (outputs, n) in enumerate(GROUPS)]
+    )
 
 
 def pooling() -> nn.MaxPool2d:
@@ -66,12 +84,27 @@ class SparseConvolution(nn.Conv2d):
         return y.reshape(batch, -1, rows * step, columns * step)[..., :height, :width]
 
 
-def _convolution(inputs: int, outputs: int, size: int, dilation: int = 1) -> nn.Conv2d:
-    convolution = SparseConvolution(inputs, outputs, size, padding=dilation * (size // 2), dilation=dilation)
-    nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")  # no batch norm follows to correct the scale
-    assert convolution.bias is not None
-    nn.init.zeros_(convolution.bias)
-    return convolution
+def convolution(inputs: int, outputs: int, size: int, dilation: int = 1) -> nn.Conv2d:
+    """Return a convolution whose output has its input's size, for a rectifier behind it."""
+    layer = SparseConvolution(inputs, outputs, size, padding=dilation * (size // 2), dilation=dilation)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")  # no batch norm follows to correct the scale
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def fully_connected(inputs: int, channels: int, size: int, dilation: int, dropout: float) -> nn.Sequential:
+    """Return fc6 or fc7 as a convolution, with rectifier and dropout."""
+    return nn.Sequential(convolution(inputs, channels, size, dilation), nn.ReLU(inplace=True), nn.Dropout(dropout))
+
+
+def classifier(channels: int, labels: int, size: int = 1, std: float = 0.01) -> nn.Conv2d:
+    """Return the convolution that scores labels; std: of its initial weights."""
+    layer = nn.Conv2d(channels, labels, size, padding=size // 2)
+    nn.init.normal_(layer.weight, std=std)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class VGG16(Network):
@@ -82,6 +115,8 @@ class VGG16(Network):
     """
 
     name = "vgg16"
+    FC6: ClassVar[tuple[int, int]] = (FC6_SIZE, 4)
+    """Size and dilation of b9's filters."""
 
     def __init__(self, labels: int, *, channels: int = 4096, dropout: float = 0.5) -> None:
         super().__init__()
@@ -90,23 +125,24 @@ class VGG16(Network):
         check_dropout(dropout)
         self.labels, self.channels, self.dropout = labels, channels, dropout
         self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
-        self.b1, self.b2 = convolutions(3, 64, 2), pooling()
-        self.b3, self.b4 = convolutions(64, 128, 2), pooling()
-        self.b5, self.b6 = convolutions(128, 256, 3), pooling()
-        self.b7 = convolutions(256, 512, 3)
-        self.b8 = convolutions(512, 512, 3, dilation=2)
-        self.b9 = nn.Sequential(_convolution(512, channels, 7, dilation=4), nn.ReLU(inplace=True), nn.Dropout(dropout))
-        self.b10 = nn.Sequential(_convolution(channels, channels, 1), nn.ReLU(inplace=True), nn.Dropout(dropout))
-        self.b11 = nn.Conv2d(channels, labels, 1)
-        nn.init.normal_(self.b11.weight, std=0.01)
-        assert self.b11.bias is not None
-        nn.init.zeros_(self.b11.bias)
+        self.b1, self.b3, self.b5, self.b7, self.b8 = groups(last_dilation=2)
+        self.b2, self.b4, self.b6 = pooling(), pooling(), pooling()
+        self.b9 = fully_connected(512, channels, *self.FC6, dropout)
+        self.b10 = fully_connected(channels, channels, 1, 1, dropout)
+        self.b11 = classifier(channels, labels)
 
-    def forward(self, image: Tensor) -> Tensor:
+    def features(self, image: Tensor) -> Tensor:
+        """b1 to b8: images (B, 3, H, W) -> (B, 512, H / 8, W / 8)."""
         x = self.normalise(image)  # (B, 3, H, W)
         x = self.b6(self.b5(self.b4(self.b3(self.b2(self.b1(x))))))  # (B, 256, H / 8, W / 8)
-        x = self.b11(self.b10(self.b9(self.b8(self.b7(x)))))  # (B, L, H / 8, W / 8)
-        return enlarge(x, STRIDE, image.shape[-2:])  # (B, L, H, W)
+        return self.b8(self.b7(x))  # type: ignore[no-any-return]
+
+    def scores(self, image: Tensor) -> Tensor:
+        """b1 to b11 before upsampling: (B, L, H / 8, W / 8)."""
+        return self.b11(self.b10(self.b9(self.features(image))))  # type: ignore[no-any-return]
+
+    def forward(self, image: Tensor) -> Tensor:
+        return enlarge(self.scores(image), STRIDE, image.shape[-2:])  # (B, L, H, W)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
         """Load ImageNet's VGG-16 from a safetensors file with torchvision's names.
@@ -114,31 +150,46 @@ class VGG16(Network):
         b9 and b10 come from classifier.0 and classifier.3 if the file has them; with fewer channels, from evenly spaced
         filters of them. Otherwise b9 and b10 stay random, as b11 always does.
         """
-        source = read(path)
-        groups = {name: getattr(self, name) for name in ("b1", "b3", "b5", "b7", "b8")}
-        names = vgg16_names(f"{group}.{conv}" for group in groups for conv in convolution_names(groups[group]))
-        classifier = {
-            f"classifier.{index}.{kind}": f"{group}.0.{kind}"
-            for index, group in ((0, "b9"), (3, "b10"))
-            for kind in ("weight", "bias")
-        }
-        if not all(name in source for name in classifier):
-            return transfer(self, path, source, names)
-        fc6, fc6_bias, fc7, fc7_bias = (source[name] for name in classifier)
-        chosen = _choose(fc6, fc6_bias, fc7, fc7_bias, self.channels)
-        source |= dict(zip(classifier, chosen, strict=True))
-        adapted = classifier.values() if self.channels != len(fc6) else ()
-        return transfer(self, path, source, names | classifier, adapted)
+        return load_vgg16(self, path, ("b1", "b3", "b5", "b7", "b8"), ("b9.0", "b10.0"))
+
+
+def load_vgg16(
+    network: nn.Module, path: str | os.PathLike[str], encoder: Iterable[str], fully: Sequence[str] = ()
+) -> Loaded:
+    """Load ImageNet's VGG-16 from a safetensors file with torchvision's names.
+
+    encoder: names of the modules that hold the thirteen convolutions. fully: names of fc6 and fc7, which are loaded
+    if the file has them.
+    """
+    source = read(path)
+    names = vgg16_names(
+        f"{name}.{layer}" for name in encoder for layer in convolution_names(network.get_submodule(name))
+    )
+    dense = {
+        f"classifier.{index}.{kind}": f"{name}.{kind}"
+        for index, name in zip((0, 3), fully, strict=False)
+        for kind in ("weight", "bias")
+    }
+    if not dense or not all(name in source for name in dense):
+        return transfer(network, path, source, names)
+    fc6, fc6_bias, fc7, fc7_bias = (source[name] for name in dense)
+    channels, _, size, _ = network.get_submodule(fully[0]).weight.shape  # type: ignore[misc]
+    chosen = _choose(fc6, fc6_bias, fc7, fc7_bias, channels, size)
+    source |= dict(zip(dense, chosen, strict=True))
+    adapted = dense.values() if channels != len(fc6) or size != FC6_SIZE else ()
+    return transfer(network, path, source, names | dense, adapted)
 
 
 def _choose(
-    fc6: Tensor, fc6_bias: Tensor, fc7: Tensor, fc7_bias: Tensor, channels: int
+    fc6: Tensor, fc6_bias: Tensor, fc7: Tensor, fc7_bias: Tensor, channels: int, size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Choose `channels` evenly spaced filters of fc6, and inputs and outputs of fc7."""
+    """Choose `channels` evenly spaced filters of fc6, `size` x `size` cells of each, and inputs and outputs of fc7."""
     width = len(fc6)
     if channels > width:
         raise ValueError(f"The file has {width} filters, but the network has channels={channels}: use at most {width}.")
     index = torch.arange(channels) * width // channels
+    cells = torch.linspace(0, FC6_SIZE - 1, size).long()
+    filters = fc6[index].view(-1, 512, FC6_SIZE, FC6_SIZE)[..., cells, :][..., cells]
     # fc7 sums over fewer inputs: scale them up to keep the sum's size.
     fewer = fc7[index][:, index].float() * (width / channels)
-    return fc6[index].view(-1, 512, 7, 7), fc6_bias[index], fewer[..., None, None], fc7_bias[index]
+    return filters, fc6_bias[index], fewer[..., None, None], fc7_bias[index]
