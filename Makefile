@@ -6,7 +6,7 @@ PYTEST_WORKERS ?= 2
 # Threads that spin while they wait take the core that another test worker needs.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench notebooks clean
 
 help:  ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -30,6 +30,9 @@ check: $(BIN)/installed  ## lint, format and types
 bench: $(BIN)/installed  ## measure every layer beside its peers (compiles pydensecrf2 for comparison: needs a C++ compiler)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/deepmrf bench
+
+notebooks: $(BIN)/installed  ## run examples/*.ipynb and write their outputs into them
+	$(BIN)/python examples/notebooks.py run
 
 clean:  ## remove the virtual environment and what was built
 	rm -rf $(VENV) dist build demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

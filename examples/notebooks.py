@@ -1,0 +1,135 @@
+"""Run the notebooks of this folder without Jupyter, keep their outputs small, and turn them into pages of the site.
+
+    python examples/notebooks.py run [NAME.ipynb ...]   execute, and write the outputs into the files
+    python examples/notebooks.py pages FOLDER           write NAME.md and its pictures for each notebook
+
+A code cell is plain Python. Its output is what it prints, then the value of its last line. Pictures are kept as JPEG.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+FOLDER = Path(__file__).parent
+MAX_PICTURE_WIDTH = 760
+"""Pixels; wider pictures are shrunk."""
+JPEG_QUALITY = 82
+
+
+def read_notebook(path: Path) -> dict[str, Any]:
+    """The notebook's JSON, with the source of every cell as one string."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"])
+    return notebook
+
+
+def write_notebook(path: Path, notebook: dict[str, Any]) -> None:
+    """Write it as Jupyter does: lines of source as a list, so that changes read well."""
+    cells = [{**cell, "source": cell["source"].splitlines(keepends=True)} for cell in notebook["cells"]]
+    path.write_text(json.dumps({**notebook, "cells": cells}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def run_notebook(notebook: dict[str, Any], name: str) -> dict[str, Any]:
+    """Execute all code cells in one namespace, in an empty current folder; put their outputs into the notebook.
+
+    Returns the namespace.
+    """
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    before, code_cells = Path.cwd(), [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            for number, cell in enumerate(code_cells, 1):
+                cell["outputs"] = _run_cell(cell["source"], scope, f"{name}, cell {number}")
+                cell["execution_count"] = number
+        finally:
+            os.chdir(before)
+    return scope
+
+
+def _run_cell(source: str, scope: dict[str, Any], title: str) -> list[dict[str, Any]]:
+    """Execute one cell; returns its outputs in the notebook's format."""
+    tree, last = ast.parse(source), None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = ast.Expression(tree.body.pop().value)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tree, title, "exec"), scope)
+        value = None if last is None else eval(compile(last, title, "eval"), scope)
+    outputs: list[dict[str, Any]] = []
+    if printed.getvalue():
+        lines = printed.getvalue().splitlines(keepends=True)
+        outputs.append({"name": "stdout", "output_type": "stream", "text": lines})
+    if value is not None:
+        outputs.append({"data": _data(value), "metadata": {}, "output_type": "display_data"})
+    return outputs
+
+
+def _data(value: Any) -> dict[str, Any]:
+    """A value by kind of content: text, and a picture where it has one."""
+    text = "" if isinstance(value, Image.Image) else repr(value)
+    picture = value if isinstance(value, Image.Image) else None
+    if hasattr(value, "_repr_png_") and picture is None:
+        picture = Image.open(io.BytesIO(value._repr_png_()))
+    if picture is None:
+        return {"text/plain": text.splitlines(keepends=True)}
+    if picture.width > MAX_PICTURE_WIDTH:
+        picture = picture.resize((MAX_PICTURE_WIDTH, round(picture.height * MAX_PICTURE_WIDTH / picture.width)))
+    buffer = io.BytesIO()
+    picture.convert("RGB").save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True)
+    data = {"image/jpeg": base64.b64encode(buffer.getvalue()).decode()}
+    return {**data, "text/plain": [text]} if text else data
+
+
+def write_page(path: Path, folder: Path) -> None:
+    """Write a notebook as Markdown, and the pictures of its outputs beside it."""
+    parts = []
+    for number, cell in enumerate(read_notebook(path)["cells"]):
+        if cell["cell_type"] == "markdown":
+            parts.append(cell["source"].replace("](../docs/", "](../").replace(".ipynb)", ".md)"))
+            continue
+        parts.append(f"```python\n{cell['source']}\n```")
+        for output in cell["outputs"]:
+            picture = output.get("data", {}).get("image/jpeg")
+            if picture:
+                file = folder / f"{path.stem}-{number}.jpg"
+                file.write_bytes(base64.b64decode(picture))
+                parts.append(f"![Output of the lines above]({file.name})")
+            else:
+                text = output.get("text") or output["data"]["text/plain"]
+                parts.append(f"```text\n{''.join(text).rstrip()}\n```")
+    parts.append(f"*This page is the notebook `examples/{path.name}`, with the outputs of its last run.*")
+    (folder / f"{path.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def main(command: str, *words: str) -> None:
+    if command == "run":
+        for path in [Path(word) for word in words] or sorted(FOLDER.glob("*.ipynb")):
+            notebook, start = read_notebook(path), time.process_time()
+            run_notebook(notebook, path.name)
+            write_notebook(path, notebook)
+            print(f"{path.name}: {time.process_time() - start:.1f} s of CPU, {path.stat().st_size / 1000:.0f} kB")
+    elif command == "pages":
+        folder = Path(words[0])
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(FOLDER.glob("*.ipynb")):
+            write_page(path, folder)
+    else:
+        sys.exit(f"There is no command {command!r}: give run or pages.")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:] or [""])

@@ -1,0 +1,75 @@
+"""The notebooks of examples/ run, and what they say of their own results is true; their files are small."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples.notebooks import read_notebook, run_notebook, write_page
+
+FOLDER = Path(__file__).parents[1] / "examples"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+MAX_BYTES = 300_000
+
+
+def run(name):
+    """Execute the notebook whose name starts so; returns the names that it has at its end."""
+    (path,) = FOLDER.glob(f"{name}-*.ipynb")
+    with torch.random.fork_rng():
+        return run_notebook(read_notebook(path), path.name)
+
+
+def test_refine_your_network():
+    scope = run(1)
+    assert scope["refined"].miou > scope["alone"].miou + 0.05
+    assert scope["result"].labels.shape == (64, 96)
+
+
+def test_from_pydensecrf():
+    results = run(2)["results"]
+    assert results["network"] < results["dense CRF, deeplab"] < results["CRF-RNN"] < results["deepmrf fit"]
+    assert results["dense CRF, voc"] < results["network"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_files(path):
+    """Small, executed without an error, and with links that lead somewhere."""
+    assert path.stat().st_size < MAX_BYTES
+    code = [cell for cell in read_notebook(path)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    assert any("image/jpeg" in output.get("data", {}) for cell in code for output in cell["outputs"])
+    for cell in read_notebook(path)["cells"]:
+        if cell["cell_type"] == "markdown":
+            for target in re.findall(r"\]\(([^)]+)\)", cell["source"]):
+                assert (FOLDER / target.split("#")[0]).exists(), target
+
+
+def test_a_run_keeps_what_is_printed_and_shown():
+    cells = ["print('one')\n2 + 3", "from PIL import Image\nImage.new('RGB', (2000, 100))", "value = 1"]
+    notebook = {"cells": [{"cell_type": "code", "source": source} for source in cells]}
+    scope = run_notebook(notebook, "test")
+    first, second, third = (cell["outputs"] for cell in notebook["cells"])
+    assert [output.get("text") or output["data"] for output in first] == [["one\n"], {"text/plain": ["5"]}]
+    assert list(second[0]["data"]) == ["image/jpeg"]
+    assert third == []
+    assert scope["value"] == 1
+
+
+def test_an_error_in_a_cell_is_an_error():
+    with pytest.raises(ZeroDivisionError):
+        run_notebook({"cells": [{"cell_type": "code", "source": "1 / 0"}]}, "test")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_pages(path, tmp_path):
+    """A notebook as a page of the site: its pictures lie beside it, and its links stay inside the site."""
+    write_page(path, tmp_path)
+    text = (tmp_path / f"{path.stem}.md").read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        target = target.split("#")[0]
+        known = [tmp_path / target, FOLDER.parent / "docs" / target.removeprefix("../")]
+        assert any(p.exists() for p in known) or (FOLDER / target).with_suffix(".ipynb").exists(), target
+        assert not target.endswith(".ipynb")
