@@ -111,7 +111,7 @@ COMMANDS = {
     "--fps --max-frames --flow --consistency --network",
     "models": "NAME --time --device --json",
     "train": "RECIPE --out -o --set --resume --list --network",
-    "evaluate": "MODELS --data --split --scales --flip --stages --video --device --out -o --network",
+    "evaluate": "MODELS --data --split --scales --flip --stages --objects --video --device --out -o --network",
     "calibrate": "MODEL --data --split --temperature -t --device --out -o --network",
     "fit": "--predictions --images --masks --out -o --minutes --groups --folds --kernel --gate --no-gate --temperature "
     "--window --contexts --context-size --crop --batch "

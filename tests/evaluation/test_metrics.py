@@ -11,7 +11,8 @@ import textwrap
 import pytest
 import torch
 
-from deepmrf.evaluation.metrics import SegmentationMetrics
+from deepmrf.data import VOC
+from deepmrf.evaluation.metrics import SegmentationMetrics, mean, object_classes
 
 VOID = 255
 
@@ -125,9 +126,9 @@ def test_equal_to_loops_over_pixels(tag_pixels, void):
     for kind in ("iou", "accuracy", "ta", "la", "ba"):
         assert same(getattr(scores, f"{kind}_per_class"), tuple(expected[kind])), kind
     assert same(scores.pixel_accuracy, expected["pixels"])
-    for mean, kind in (("miou", "iou"), ("mean_accuracy", "accuracy"), ("ta", "ta"), ("la", "la"), ("ba", "ba")):
+    for key, kind in (("miou", "iou"), ("mean_accuracy", "accuracy"), ("ta", "ta"), ("la", "la"), ("ba", "ba")):
         values = [v for v in expected[kind] if not math.isnan(v)]
-        assert same(getattr(scores, mean), sum(values) / len(values)), mean
+        assert same(getattr(scores, key), sum(values) / len(values)), key
     assert 0 < scores.ba < 1
 
 
@@ -229,6 +230,50 @@ def test_scores_for_tables_and_json():
     values = scores.to_dict()
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert values["iou_per_class"] == {"sky": 0.75, "road": 0.0, "cow": None}
+
+
+PAPER = {
+    # Table 5 (a), VOC 2012 val: the twenty objects, and the mean as printed
+    "TA": "98.8 97.9 98.4 97.7 96.1 98.6 95.2 96.8 90.1 97.5 95.7 96.7 96.3 98.1 93.3 96.1 98.7 92.2 97.4 96.3 96.4",
+    "LA": "81.7 76.3 75.5 70.3 54.4 86.4 70.6 85.6 51.8 79.6 57.1 83.3 79.2 80.0 74.1 53.1 79.1 68.4 76.3 58.8 72.1",
+    "BA": "95.9 83.9 96.9 92.6 93.8 94.0 95.7 95.6 89.5 93.3 91.4 95.2 94.2 92.7 94.5 90.4 94.8 90.5 93.7 96.6 93.3",
+}
+PAPER_IOU = "84.8 37.5 80.7 66.3 67.5 84.2 76.4 81.5 33.8 65.8 50.4 76.8 67.1 74.9 81.1 48.3 75.9 41.8 76.6 60.4 67.8"
+
+
+def test_the_papers_means_are_over_objects_but_for_miou():
+    for text in PAPER.values():
+        *objects, printed = map(float, text.split())
+        with_background = (99.0, *objects)
+        assert len(with_background) == len(VOC.names)
+        over_objects = mean([with_background[n] for n in object_classes(VOC.names)])
+        assert round(over_objects, 1) == printed
+        assert round(mean(with_background), 1) != printed
+    *objects, printed = map(float, PAPER_IOU.split())
+    assert round(mean(objects), 1) != printed  # so background is among them: 67.8 needs 92
+    assert round(mean([92.0, *objects]), 1) == printed
+
+
+def test_both_means_where_there_is_a_background():
+    names = ("Background", "cat", "dog")
+    target = torch.zeros(1, 12, 16, dtype=torch.int64)
+    target[:, 2:8, 2:8], target[:, 4:10, 9:14] = 1, 2
+    prediction = target.roll(1, 2)
+    scores, plain = (scored(prediction, target, 3, names=each) for each in (names, None))
+    for metric in ("ta", "la", "ba"):
+        values = getattr(scores, f"{metric}_per_class")
+        assert same(getattr(scores, metric), sum(values[1:]) / 2)
+        assert same(getattr(plain, metric), sum(values) / 3)
+    assert scores.miou == plain.miou
+    assert [row[0] for row in scores.rows()[3:]] == ["mean of objects", "mean"]
+    assert scores.rows()[-1] == plain.rows()[-1]
+    assert same(scores.rows()[3][1], sum(scores.iou_per_class[1:]) / 2)
+    values = scores.to_dict()
+    assert values["with_background"]["la"] == plain.la
+    assert values["objects"]["la"] == values["la"] == scores.la
+    assert "objects" not in plain.to_dict()
+    only = scored(prediction.clamp_max(0), target.clamp_max(0), 1, names=("background",))
+    assert only.ta == 1
 
 
 @pytest.mark.parametrize(

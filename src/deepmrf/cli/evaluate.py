@@ -47,6 +47,9 @@ def evaluate_command(
     ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="Also the mirror image, averaged.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="Also the network alone (b11).")] = False,
+    objects: Annotated[
+        bool, typer.Option("--objects", help="Also LA by objects, where the data numbers them (VOC, Cityscapes).")
+    ] = False,
     video: Annotated[
         bool, typer.Option("--video", help="Frames in order, with temporal consistency; the default for 3-D models.")
     ] = False,
@@ -71,8 +74,9 @@ def evaluate_command(
         target = chosen_device(device)
         opened, images = open_models(models, data, split, network)
         video = video or any(model.spans_time for model in opened)
-        if video and (scales or flip):
-            raise ValueError("--scales and --flip are for images: leave them out for videos and models of clips.")
+        if video and (scales or flip or objects):
+            given = "--scales, --flip and --objects"
+            raise ValueError(f"{given} are for images: leave them out for videos and models of clips.")
         with Bars(console) as bars:
             if video:
                 videos = score_videos(models, opened, images, device=target, phases=bars.progress)
@@ -83,6 +87,7 @@ def evaluate_command(
                     scales=factors,
                     flip=flip,
                     network_too=stages,
+                    objects=objects,
                     device=target,
                     phases=bars.progress,
                 )
@@ -104,6 +109,10 @@ def _print_images(scores: dict[str, Scores], title: str, console: Console) -> No
         rows = [(str(row[0]), *[percent(value) for value in row[1:]]) for row in score.rows()]
         console.print(table(headings, rows, f"{name}: {title}, {score.images} images"))
         console.print(f"mIoU {percent(score.miou)}, pixel accuracy {percent(score.pixel_accuracy)}")
+        if score.la_objects_per_class:
+            by_class = zip(score.names, score.la_objects_per_class, strict=True)
+            listed = ", ".join(f"{label} {percent(value)}" for label, value in by_class if value == value)
+            console.print(f"LA by objects {percent(score.la_objects)}: {listed}")
 
 
 def _print_videos(videos: dict[str, VideoScores], title: str, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 leftImg8bit/{train,val,test}/CITY/CITY_SEQUENCE_FRAME_leftImg8bit.png
 gtFine/{train,val,test}/CITY/CITY_SEQUENCE_FRAME_gtFine_labelIds.png
+gtFine/{train,val,test}/CITY/CITY_SEQUENCE_FRAME_gtFine_instanceIds.png   object numbers, where present
 leftImg8bit_sequence/...                                               the frames around, where present
 """
 
@@ -44,4 +45,11 @@ def cityscapes(root: str | os.PathLike[str], split: str) -> Dataset:
 def _item(image: Path, masks: Path, labelled: bool) -> Item:
     name = image.stem.removesuffix("_leftImg8bit")
     mask = masks / f"{name}_gtFine_labelIds.png"
-    return Item(name, image, mask if labelled or mask.is_file() else None, *sequence_and_frame(name))
+    objects = masks / f"{name}_gtFine_instanceIds.png"
+    return Item(
+        name,
+        image,
+        mask if labelled or mask.is_file() else None,
+        *sequence_and_frame(name),
+        objects if objects.is_file() else None,
+    )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.data.colours import Colour
-from deepmrf.data.files import VOID, Bytes, DataError, read_image, read_mask
+from deepmrf.data.files import VOID, Bytes, DataError, read_image, read_mask, read_objects
 from deepmrf.data.labels import LabelSet
 
 SPLITS = ("train", "val", "test")
@@ -36,6 +36,8 @@ class Item:
     """The video that it is a frame of; "" for a single image."""
     frame: int = 0
     """Its number in the video."""
+    objects: Path | None = None
+    """The file that numbers its objects (instances), if there is one."""
 
 
 def lookup_table(ids: Mapping[int, int]) -> NDArray[np.int16]:
@@ -98,6 +100,10 @@ class Dataset(Sequence[Item]):
     def read_mask(self, item: Item) -> Bytes | None:
         """Read the mask (H, W), or None if the item has no labels."""
         return None if item.mask is None else read_mask(item.mask, self.lookup, self.colours, self.labels_json)
+
+    def read_objects(self, item: Item) -> NDArray[np.int32] | None:
+        """Read the number of each pixel's object (H, W), 0 for none; None if the item has no such file."""
+        return None if item.objects is None else read_objects(item.objects)
 
     def read(self, item: Item) -> tuple[Bytes, Bytes | None]:
         """Read the image (H, W, 3) and its mask (H, W), or None if the item has no labels."""

@@ -25,6 +25,8 @@ VOID = 255
 """The id of void in every mask that this package returns."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".gif")
 """File name endings of images, in lower case."""
+CITYSCAPES_OBJECTS = 1000
+"""Cityscapes numbers objects as class id * 1000 + number."""
 ORIENTATION = 0x0112
 """The EXIF tag for which way is up."""
 
@@ -211,6 +213,20 @@ def read_mask(
         if labels_json is not None and picture.mode in ("RGB", "RGBA"):
             needed += f', or write the "colours" of the labels into {labels_json}'
         raise DataError(f"{path} is a mask of mode {picture.mode}; save it as PNG with {needed}.", path, "unreadable")
+
+
+def read_objects(path: Path) -> NDArray[np.int32]:
+    """Read the number of each pixel's object (H, W), 0 for none.
+
+    8-bit files are VOC's: 255 is void. Others are Cityscapes': numbers below 1000 are classes whose objects are not
+    told apart.
+    """
+    with decoded(path) as picture:
+        numbers = np.array(picture).astype(np.int32)
+        if numbers.ndim != 2:
+            raise DataError(f"{path} has mode {picture.mode}; save object numbers as grey.", path, "unreadable")
+        numbers[numbers == VOID if picture.mode in ("1", "L", "P") else numbers < CITYSCAPES_OBJECTS] = 0
+        return numbers
 
 
 def map_ids(ids: Bytes, lookup: NDArray[np.int16], path: Path, labels_json: Path | None = None) -> Bytes:

@@ -2,6 +2,7 @@
 
 VOC2012/JPEGImages/NAME.jpg
 VOC2012/SegmentationClassAug/NAME.png    SBD and VOC together; where it is absent, SegmentationClass/NAME.png
+VOC2012/SegmentationObject/NAME.png      object numbers, where present
 VOC2012/ImageSets/Segmentation/{train,trainaug,val}.txt
 """
 
@@ -55,7 +56,10 @@ def _items(root: Path, split: str) -> list[Item]:
         mask = all_masks / f"{name}.png"
         if voc_masks.is_dir() and not mask.is_file():
             mask = voc_masks / f"{name}.png"
-        items.append(Item(name, folder / "JPEGImages" / f"{name}.jpg", mask))
+        objects = folder / "SegmentationObject" / mask.name
+        items.append(
+            Item(name, folder / "JPEGImages" / f"{name}.jpg", mask, objects=objects if objects.is_file() else None)
+        )
     return need_items(items, folder, f"split {split!r}")
 
 

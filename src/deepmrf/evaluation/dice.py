@@ -56,7 +56,7 @@ def soft_dice(q: Tensor, truth: Tensor) -> Tensor:
 class VolumeMetrics(SegmentationMetrics):
     """IoU and accuracy of volumes; TA, LA and BA, which are for images, are NaN."""
 
-    def update(self, prediction: Tensor, target: Tensor) -> None:
-        """Add one volume: label ids of any shape."""
+    def update(self, prediction: Tensor, target: Tensor, objects: Tensor | None = None) -> None:
+        """Add one volume: label ids of any shape; objects are not used."""
         self.confusion += confusion(prediction, target, self.labels, self.ignore)
         self.images += 1

@@ -4,13 +4,17 @@
           mIoU is the mean over the classes that occur in truth or prediction. A class that is predicted but never true
           counts 0; a class that is neither is left out.
     TA    of class c: the share of images whose tag is right. An image is tagged c if at least `tag_pixels` of its
-          pixels are c, in truth and prediction alike. The mean is over the classes that were ever tagged.
+          pixels are c, in truth and prediction alike. The mean is over the objects that were ever tagged.
     LA    of class c: the mean IoU of the boxes around all of c's pixels, true and predicted, over the images that are
           truly tagged c; 0 where the prediction is not tagged c.
     BA    of class c: the mean, over the images where that box IoU is above 0.5, of the share of predicted boundary
           pixels within r of the true boundary; r = 0.0075 of the image's diagonal, at least one pixel.
 
-Void pixels (`ignore`) never count: no prediction under void changes a score. regions.py defines boxes and boundaries.
+A class called "background" is no object. TA, LA and BA are means over the objects, as the paper's are; mIoU is over all
+classes, as the paper's is. Both means of all metrics are reported where there is a background.
+
+Void pixels (`ignore`) never count: no prediction under void changes a score. regions.py defines boxes and boundaries,
+objects.py LA by objects.
 """
 
 from __future__ import annotations
@@ -25,13 +29,18 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from deepmrf.data.files import VOID
+from deepmrf.evaluation.objects import object_overlaps
 from deepmrf.evaluation.regions import boundary_precision, box_iou, boxes
 from deepmrf.layers.inputs import check_count
 
 TAG_PIXELS = 16
 """Pixels of a class that tag an image with it: fewer are stray pixels, not an object."""
+BACKGROUND = "background"
+"""The name of the class that is no object."""
 LOCALISED_IOU = 0.5
 """Box IoU above which an object counts as correctly localised."""
+PER_CLASS = ("iou", "accuracy", "ta", "la", "ba")
+"""Metrics of each class, in the order of tables."""
 
 
 @dataclass
@@ -40,12 +49,13 @@ class Scores:
 
     names: tuple[str, ...]
     miou: float
-    """Mean of iou_per_class."""
+    """Mean of iou_per_class, background included."""
     pixel_accuracy: float
     """Share of pixels that are right."""
     mean_accuracy: float
     """Mean of accuracy_per_class."""
     ta: float
+    """Mean of ta_per_class without background; la and ba alike."""
     la: float
     ba: float
     iou_per_class: tuple[float, ...]
@@ -56,22 +66,52 @@ class Scores:
     ba_per_class: tuple[float, ...]
     images: int
     """Number of images."""
+    la_objects: float = math.nan
+    """Mean of la_objects_per_class without background."""
+    la_objects_per_class: tuple[float, ...] = ()
+    """LA by objects; empty where they were not measured."""
 
     def rows(self) -> list[tuple[str, float, float, float, float, float]]:
-        """Return (class, IoU, accuracy, TA, LA, BA) of each class, and of "mean"."""
-        columns = (self.names, self.iou_per_class, self.accuracy_per_class)
-        per_class = zip(*columns, self.ta_per_class, self.la_per_class, self.ba_per_class, strict=True)
-        return [*per_class, ("mean", self.miou, self.mean_accuracy, self.ta, self.la, self.ba)]
+        """Return (class, IoU, accuracy, TA, LA, BA) of each class, and of "mean".
+
+        Where there is a background, also of "mean of objects"; "mean" then includes the background.
+        """
+        columns = [getattr(self, f"{metric}_per_class") for metric in PER_CLASS]
+        rows = [*zip(self.names, *columns, strict=True)]
+        objects = object_classes(self.names)
+        if len(objects) < len(self.names):
+            rows.append(("mean of objects", *[mean([values[n] for n in objects]) for values in columns]))
+        return [*rows, ("mean", *[mean(values) for values in columns])]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers for JSON: None for NaN, per-class values by name."""
-        means = ("miou", "pixel_accuracy", "mean_accuracy", "ta", "la", "ba")
+        """Return plain numbers for JSON: None for NaN, per-class values by name.
+
+        Where there is a background, "objects" and "with_background" hold the means without and with it.
+        """
+        by_object = ["la_objects"] if self.la_objects_per_class else []
+        means = ["miou", "pixel_accuracy", "mean_accuracy", "ta", "la", "ba", *by_object]
         values: dict[str, Any] = {name: none_for_nan(getattr(self, name)) for name in means}
         values["images"] = self.images
-        for metric in ("iou", "accuracy", "ta", "la", "ba"):
+        both = [row[1:] for row in self.rows()[len(self.names) :]]
+        if len(both) == 2:
+            keys = ("miou", "mean_accuracy", "ta", "la", "ba")
+            for name, numbers in zip(("objects", "with_background"), both, strict=True):
+                values[name] = dict(zip(keys, map(none_for_nan, numbers), strict=True))
+        for metric in (*PER_CLASS, *by_object):
             per_class = zip(self.names, getattr(self, f"{metric}_per_class"), strict=True)
             values[f"{metric}_per_class"] = {name: none_for_nan(value) for name, value in per_class}
         return values
+
+
+def object_classes(names: Sequence[str]) -> list[int]:
+    """Return the classes that are objects: all but the background, or all if there is nothing else."""
+    return [n for n, name in enumerate(names) if name.lower() != BACKGROUND] or [*range(len(names))]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of the values that are not NaN; NaN if there are none."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan
 
 
 class SegmentationMetrics(Metric):
@@ -90,6 +130,8 @@ class SegmentationMetrics(Metric):
     box_count: Tensor
     boundary_sum: Tensor
     boundary_count: Tensor
+    object_sum: Tensor
+    object_count: Tensor
     images: Tensor
 
     def __init__(
@@ -111,17 +153,23 @@ class SegmentationMetrics(Metric):
         self.names = tuple(names) if names is not None else tuple(str(index) for index in range(labels))
         self.labels, self.ignore, self.tag_pixels = labels, ignore, tag_pixels
         self.add_state("confusion", torch.zeros(labels, labels, dtype=torch.int64), "sum")  # (true, predicted)
-        for name in ("right_tags", "ever_tagged", "box_count", "boundary_count"):
+        for name in ("right_tags", "ever_tagged", "box_count", "boundary_count", "object_count"):
             self.add_state(name, torch.zeros(labels, dtype=torch.int64), "sum")
-        for name in ("box_sum", "boundary_sum"):
+        for name in ("box_sum", "boundary_sum", "object_sum"):
             self.add_state(name, torch.zeros(labels, dtype=torch.float64), "sum")
         self.add_state("images", torch.zeros((), dtype=torch.int64), "sum")
 
-    def update(self, prediction: Tensor, target: Tensor) -> None:
-        """Add images: label ids (B, H, W), or (H, W) for one."""
+    def update(self, prediction: Tensor, target: Tensor, objects: Tensor | None = None) -> None:
+        """Add images: label ids (B, H, W), or (H, W) for one.
+
+        objects: for LA by objects, the number of each pixel's object, 0 for none; shaped as the others.
+        """
         prediction, target = self._checked(prediction, target)
         for labels, truth in zip(prediction, target, strict=True):
             self._add(labels, truth)
+        if objects is not None:
+            for labels, truth, numbers in zip(prediction, target, objects.to(target).view_as(target), strict=True):
+                self._add_objects(labels, truth, numbers)
 
     def compute(self) -> Scores:
         """Return the scores of all images so far, over all processes."""
@@ -133,20 +181,27 @@ class SegmentationMetrics(Metric):
         iou, accuracy = right / (true + predicted - right), right / true
         ta = torch.where(self.ever_tagged > 0, self.right_tags.double(), math.nan) / self.images
         la, ba = self.box_sum / self.box_count, self.boundary_sum / self.boundary_count
+        by_object = self.object_sum / self.object_count if self.object_count.any() else la[:0]
+        classes = object_classes(self.names)
+        over_objects = [
+            mean(values[classes].tolist()) if len(values) else math.nan for values in (ta, la, ba, by_object)
+        ]
         return Scores(
             names=self.names,
-            miou=float(iou.nanmean()),
+            miou=mean(iou.tolist()),
             pixel_accuracy=float(right.sum() / pairs.sum()),
-            mean_accuracy=float(accuracy.nanmean()),
-            ta=float(ta.nanmean()),
-            la=float(la.nanmean()),
-            ba=float(ba.nanmean()),
+            mean_accuracy=mean(accuracy.tolist()),
+            ta=over_objects[0],
+            la=over_objects[1],
+            ba=over_objects[2],
             iou_per_class=tuple(iou.tolist()),
             accuracy_per_class=tuple(accuracy.tolist()),
             ta_per_class=tuple(ta.tolist()),
             la_per_class=tuple(la.tolist()),
             ba_per_class=tuple(ba.tolist()),
             images=int(self.images),
+            la_objects=over_objects[3],
+            la_objects_per_class=tuple(by_object.tolist()),
         )
 
     def _checked(self, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,6 +250,21 @@ class SegmentationMetrics(Metric):
             judged = ~share.isnan()
             self.boundary_sum[both[localised][judged]] += share[judged]
             self.boundary_count[both[localised][judged]] += 1
+
+    def _add_objects(self, prediction: Tensor, target: Tensor, objects: Tensor) -> None:
+        """Add the objects of one image (H, W) to LA by objects."""
+        valid, void = target != self.ignore, self.labels
+        if not valid.any():
+            return
+        labels, overlaps = object_overlaps(
+            torch.where(valid, prediction, void),
+            torch.where(valid, target, void),
+            torch.where(valid, objects, 0),
+            self.tag_pixels,
+        )
+        counted = torch.isin(labels, torch.tensor(object_classes(self.names), device=labels.device))
+        self.object_sum.index_add_(0, labels[counted], overlaps[counted])
+        self.object_count += torch.bincount(labels[counted], minlength=self.labels)
 
 
 def confusion(prediction: Tensor, target: Tensor, labels: int, ignore: int = VOID) -> Tensor:

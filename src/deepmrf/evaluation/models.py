@@ -50,14 +50,21 @@ def score_images(
     scales: Sequence[float] = (1.0,),
     flip: bool = False,
     network_too: bool = False,
+    objects: bool = False,
     device: torch.device | str = "cpu",
     phases: Phases = no_phases,
 ) -> dict[str, Scores]:
-    """Scores of the average of the models ("whole model") and, if asked, of their networks ("network alone")."""
+    """Scores of the average of the models ("whole model") and, if asked, of their networks ("network alone").
+
+    objects: measure LA by objects, too.
+    """
     models = [model.to(device) for model in models]
     parts: dict[str, Sequence[Model]] = {"network alone": [model.log_unary for model in models]} if network_too else {}
     parts["whole model"] = models
-    return {name: evaluate(combined(part, scales, flip), data, device, phases(name)) for name, part in parts.items()}
+    return {
+        name: evaluate(combined(part, scales, flip), data, device, phases(name), objects=objects)
+        for name, part in parts.items()
+    }
 
 
 def score_videos(

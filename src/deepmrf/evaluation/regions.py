@@ -20,9 +20,13 @@ BOUNDARY_TOLERANCE = 0.0075
 
 def boxes(regions: Tensor) -> Tensor:
     """Masks (C, H, W), none of them empty -> boxes (C, 4): top, bottom, left, right; bottom and right are exclusive."""
+    return box_edges(regions.any(2), regions.any(1))
+
+
+def box_edges(rows: Tensor, columns: Tensor) -> Tensor:
+    """Rows (C, H) and columns (C, W) that a region reaches -> boxes (C, 4)."""
     edges = []
-    for axis in (2, 1):
-        filled = regions.any(axis).byte()  # (C, H), then (C, W)
+    for filled in (rows.byte(), columns.byte()):
         edges += [filled.argmax(1), filled.shape[1] - filled.flip(1).argmax(1)]
     return torch.stack(edges, 1)
 
