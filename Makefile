@@ -6,7 +6,7 @@ PYTEST_WORKERS ?= 2
 # Threads that spin while they wait take the core that another test worker needs.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test check bench notebooks clean
+.PHONY: help demo test check bench notebooks docs clean
 
 help:  ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -32,7 +32,16 @@ bench: $(BIN)/installed  ## measure every layer beside its peers (compiles pyden
 	$(BIN)/deepmrf bench
 
 notebooks: $(BIN)/installed  ## run examples/*.ipynb and write their outputs into them
-	$(BIN)/python examples/notebooks.py run
+	$(BIN)/python examples/notebooks.py
+
+$(VENV)-docs/installed: docs/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/pip install --quiet -c constraints.txt -r docs/requirements.txt
+	touch $@
+
+docs: $(VENV)-docs/installed  ## build the site: build/site/index.html; broken links and images are errors
+	$(PYTHON) docs/site.py build/docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet
 
 clean:  ## remove the virtual environment and what was built
-	rm -rf $(VENV) dist build demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-docs dist build demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,6 @@
-"""Run the notebooks of this folder without Jupyter, keep their outputs small, and turn them into pages of the site.
+"""Run the notebooks of this folder without Jupyter, and write their outputs into them, small.
 
-    python examples/notebooks.py run [NAME.ipynb ...]   execute, and write the outputs into the files
-    python examples/notebooks.py pages FOLDER           write NAME.md and its pictures for each notebook
+    python examples/notebooks.py [NAME.ipynb ...]
 
 A code cell is plain Python. Its output is what it prints, then the value of its last line. Pictures are kept as JPEG.
 """
@@ -94,42 +93,13 @@ def _data(value: Any) -> dict[str, Any]:
     return {**data, "text/plain": [text]} if text else data
 
 
-def write_page(path: Path, folder: Path) -> None:
-    """Write a notebook as Markdown, and the pictures of its outputs beside it."""
-    parts = []
-    for number, cell in enumerate(read_notebook(path)["cells"]):
-        if cell["cell_type"] == "markdown":
-            parts.append(cell["source"].replace("](../docs/", "](../").replace(".ipynb)", ".md)"))
-            continue
-        parts.append(f"```python\n{cell['source']}\n```")
-        for output in cell["outputs"]:
-            picture = output.get("data", {}).get("image/jpeg")
-            if picture:
-                file = folder / f"{path.stem}-{number}.jpg"
-                file.write_bytes(base64.b64decode(picture))
-                parts.append(f"![Output of the lines above]({file.name})")
-            else:
-                text = output.get("text") or output["data"]["text/plain"]
-                parts.append(f"```text\n{''.join(text).rstrip()}\n```")
-    parts.append(f"*This page is the notebook `examples/{path.name}`, with the outputs of its last run.*")
-    (folder / f"{path.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def main(command: str, *words: str) -> None:
-    if command == "run":
-        for path in [Path(word) for word in words] or sorted(FOLDER.glob("*.ipynb")):
-            notebook, start = read_notebook(path), time.process_time()
-            run_notebook(notebook, path.name)
-            write_notebook(path, notebook)
-            print(f"{path.name}: {time.process_time() - start:.1f} s of CPU, {path.stat().st_size / 1000:.0f} kB")
-    elif command == "pages":
-        folder = Path(words[0])
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(FOLDER.glob("*.ipynb")):
-            write_page(path, folder)
-    else:
-        sys.exit(f"There is no command {command!r}: give run or pages.")
+def main(*names: str) -> None:
+    for path in [Path(name) for name in names] or sorted(FOLDER.glob("*.ipynb")):
+        notebook, start = read_notebook(path), time.process_time()
+        run_notebook(notebook, path.name)
+        write_notebook(path, notebook)
+        print(f"{path.name}: {time.process_time() - start:.1f} s of CPU, {path.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:] or [""])
+    main(*sys.argv[1:])

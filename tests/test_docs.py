@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 import deepmrf
 from deepmrf.cli import app
+from deepmrf.data import synthetic
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(deepmrf.__file__).parent
-DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("*.md")]
+DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("*.md")]
 HEADINGS = ("Looking for", "Paper", "Row")
 PAPER = [line for line in (ROOT / "docs" / "paper.md").read_text().splitlines() if line.startswith("| ")]
 README = (ROOT / "README.md").read_text()
@@ -218,3 +219,60 @@ def test_python_of_videos(python_blocks, tmp_path, monkeypatch, capsys):
     assert Path("out.mp4").is_file()
     assert len(list(Path("maps").glob("*.png"))) == 3
     assert re.match(r"0\.00 s: \S+% car\n0\.04 s: ", capsys.readouterr().out)
+
+
+def test_python_of_the_start_page(python_blocks, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    io.imsave("cat.jpg", data.chelsea()[::2, ::2])
+    scope = python_blocks("docs/index.md")
+    assert "name='cat'" in capsys.readouterr().out
+    assert scope["log_q"].shape == (1, 21, 120, 160)
+
+
+def test_python_of_how_kernels_work(python_blocks):
+    assert python_blocks("docs/how-kernels-work.md")["fast"].shape == (100,)
+
+
+def test_python_of_weak_labels(python_blocks):
+    scribbles = torch.full((2, 24, 32), 255)
+    scribbles[:, 10:12] = 1
+    network = torch.nn.Conv2d(3, 4, 3, padding=1)
+    python_blocks("docs/weak-labels.md", network=network, image=torch.rand(2, 3, 24, 32), scribbles=scribbles)
+    assert network.weight.grad.abs().sum() > 0
+
+
+@pytest.fixture
+def scenes(tmp_path, monkeypatch):
+    """The current folder holds `mine`, a data set, and its predictions P, images I and masks M."""
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "val"):
+        synthetic((24, 32), split, 4, to="mine")
+    for name in "PIM":
+        Path(name).mkdir()
+    for item in synthetic((24, 32), "train", 4).items:
+        mask = synthetic((24, 32)).read_mask(item)
+        io.imsave(f"I/{item.name}.png", synthetic((24, 32)).read_image(item))
+        io.imsave(f"M/{item.name}.png", mask, check_contrast=False)
+        np.save(f"P/{item.name}.npy", np.eye(6, dtype=np.float32)[mask].transpose(2, 0, 1) + 0.5)
+
+
+def test_python_of_refine(scenes, capsys):
+    (block,) = sections("docs/refine.md")["In Python"]
+    settings = "kernel='distance', gate=False, temperature=1.0, crop=24, penalty_steps=2, contexts_steps=2"
+    exec(compile(block.replace("minutes=3", settings), "docs/refine.md", "exec"), {})
+    assert "4 images, each held out once" in capsys.readouterr().out
+    assert len(list(Path("refined").glob("*.png"))) == 4
+
+
+def test_recipe_and_python_of_train(scenes, capsys):
+    text = (ROOT / "docs" / "train.md").read_text()
+    (recipe,), (block,) = (re.findall(rf"```{kind}\n(.*?)```", text, re.S) for kind in ("toml", "python"))
+    small = re.sub(r"(steps =) \d+", r"\1 1", re.sub(r"(batch =) \d+", r"\1 2", recipe))
+    for old, new in (("[320, 320]", "[24, 32]"), ("window = 25", "window = 5"), ('"bf16"', '"no"')):
+        assert old in small
+        small = small.replace(old, new)
+    small = re.sub("imagenet = .*", "options = { width = 8 }", small)
+    Path("mine.toml").write_text(small.replace('"folder:mine"', '"folder:mine"\nworkers = 0'))
+    exec(compile(block, "docs/train.md", "exec"), {})
+    assert Path("run/model/config.json").is_file()
+    assert re.search(r"0\.\d+", capsys.readouterr().out)

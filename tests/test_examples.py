@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.notebooks import read_notebook, run_notebook, write_page
+from examples.notebooks import read_notebook, run_notebook
 
 FOLDER = Path(__file__).parents[1] / "examples"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -61,15 +61,3 @@ def test_a_run_keeps_what_is_printed_and_shown():
 def test_an_error_in_a_cell_is_an_error():
     with pytest.raises(ZeroDivisionError):
         run_notebook({"cells": [{"cell_type": "code", "source": "1 / 0"}]}, "test")
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_pages(path, tmp_path):
-    """A notebook as a page of the site: its pictures lie beside it, and its links stay inside the site."""
-    write_page(path, tmp_path)
-    text = (tmp_path / f"{path.stem}.md").read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        target = target.split("#")[0]
-        known = [tmp_path / target, FOLDER.parent / "docs" / target.removeprefix("../")]
-        assert any(p.exists() for p in known) or (FOLDER / target).with_suffix(".ipynb").exists(), target
-        assert not target.endswith(".ipynb")
