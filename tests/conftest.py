@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,39 @@ def cpu_by_default(request):
         if request.path.parent.name in ROOMS_THAT_CHOOSE_A_DEVICE:
             patch.setattr(torch.cuda, "is_available", lambda: False)
         yield
+
+
+@pytest.fixture
+def full_disk():
+    """with full_disk(): no file can grow; as on a full disk, new names are possible."""
+    resource = pytest.importorskip("resource")
+
+    @contextmanager
+    def limit():
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limit
+
+
+@pytest.fixture
+def pipe():
+    """pipe(path): a named pipe, which blocks whoever opens it; a test that does is stopped after a minute."""
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("needs named pipes")
+
+    def stop(*_):
+        raise TimeoutError("A pipe was opened.")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield os.mkfifo
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(params=["cpu", *["cuda"] * torch.cuda.is_available()])

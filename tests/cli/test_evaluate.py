@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from typer.testing import CliRunner
 
@@ -83,3 +86,29 @@ def test_videos_without_masks_are_told_so(run, tmp_path):
     assert result.exit_code == 2
     says = "None of these 3 images has a mask: evaluation needs labelled images."
     assert result.output.splitlines()[-1] == says
+
+
+def test_a_pipe_among_the_images_is_one_line(run, tmp_path, pipe):
+    write_folder(synthetic((24, 32), "val", count=2), tmp_path / "data", "val")
+    image = next((tmp_path / "data" / "images").rglob("*.png"))
+    image.unlink()
+    pipe(image)
+    assert "(it is no regular file)" in refused(run, "--data", f"folder:{tmp_path / 'data'}")
+
+
+def test_a_full_disk_is_noticed_first_and_one_that_fills_up_loses_no_table(run, tmp_path, full_disk, monkeypatch):
+    scores = tmp_path / "scores"
+    with full_disk():
+        says = f"{tmp_path} cannot be written into (File too large): give another folder for the scores."
+        assert refused(run, "--data", DATA, "-o", scores) == says
+
+    def fills_up(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fills_up)
+        result = type_in("evaluate", run, "--data", DATA, "-o", scores)
+    assert result.exit_code == 2
+    assert "mIoU" in result.output
+    assert f"No space left on device: '{scores / 'scores.json'}'" in result.output.splitlines()[-1]
+    assert not list(scores.iterdir())

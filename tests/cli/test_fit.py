@@ -60,3 +60,13 @@ def test_an_unknown_kernel_is_named(options, tmp_path):
     code, text = type_in("fit", *options, "-o", tmp_path / "mrf", "--kernel", "magic")
     assert code == 2
     assert "kernel='magic'" in text
+
+
+def test_pipes_are_one_sentence(options, tmp_path, pipe):
+    for folder, ending, kind in (("masks", "png", "an image"), ("predictions", "npy", "an array")):
+        (tmp_path / folder / "3.png").unlink()
+        pipe(tmp_path / folder / f"3.{ending}")
+        code, text = type_in("fit", *options, "-o", tmp_path / "mrf", *QUICK)
+        assert code == 2
+        assert f"3.{ending} cannot be read as {kind} (it is no regular file)" in text
+        assert len(text.strip().splitlines()) == 1

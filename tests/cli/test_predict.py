@@ -345,3 +345,26 @@ def test_names_that_look_like_markup_or_cannot_be_written(tmp_path, model_folder
         shown = [config["labels"]["names"][n] for n in sorted(set(np.array(label_map).ravel().tolist()))]
     assert {"[bold]", "[/x]"} & set(shown), "the test needs one of them"
     assert all(label in done.stdout for label in shown)
+
+
+def test_pipes_and_devices_are_skipped_with_a_sentence(type_in, pipe):
+    draw("photos/b.png")
+    pipe("photos/a.png")
+    pipe("photos/c_overlay.jpg")
+    Path("photos/d.jpg").symlink_to("/dev/zero")
+    result = type_in("predict", "photos", "--json", "/dev/null")
+    assert result.exit_code == 1
+    for name in ("a.png", "c_overlay.jpg", "d.jpg"):
+        assert f"photos/{name} cannot be read as an image (it is no regular file)" in plain(result.output)
+    assert "1 segmented, 3 failed" in plain(result.output)
+    assert results() == ["b.png", "b_overlay.jpg"]
+    assert Path("/dev/null").is_char_device()
+    assert type_in("predict", "photos/a.png").exit_code == 1
+
+
+def test_a_pipe_in_the_place_of_a_result_is_not_read(type_in, pipe):
+    draw("a.png")
+    Path("segmented").mkdir()
+    pipe("segmented/a.png")
+    result = type_in("predict", "a.png")
+    assert "segmented/a.png is there, and deepmrf predict did not write it" in plain(result.output)

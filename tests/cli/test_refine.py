@@ -184,3 +184,16 @@ def test_masks_of_another_size_are_named(folders):
     assert code == 1
     assert "2 refined, 0 there already, 1 failed" in text
     assert "9 x 9 pixels but its image" in text
+
+
+def test_pipes_are_skipped_with_a_sentence(folders, pipe):
+    path, _, options = folders
+    (path / "masks" / "0.png").unlink()
+    (path / "images" / "1.jpg").unlink()
+    pipe(path / "masks" / "0.npy")
+    pipe(path / "images" / "1.jpg")
+    code, text = type_in("--preset", "maskcut", *options)
+    assert code == 1
+    assert "0.npy cannot be read as an array (it is no regular file)" in text
+    assert "1.jpg cannot be read as an image (it is no regular file)" in text
+    assert "1 refined, 0 there already, 2 failed" in text

@@ -6,6 +6,7 @@ import io
 import tarfile
 import threading
 import zipfile
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -39,7 +40,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
+        if not server.endless:
+            self.send_header("Content-Length", str(len(content) - start))
         self.send_header("ETag", server.tag)
         self.end_headers()
         body = content[start:]
@@ -47,6 +49,9 @@ class Handler(BaseHTTPRequestHandler):
             server.breaks -= 1
             body = body[: len(body) // 2]
         self.wfile.write(body)
+        with suppress(OSError):  # the other side hangs up
+            for _ in range(200 * server.endless):
+                server.sent += self.wfile.write(bytes(1 << 16))
 
     def log_message(self, *args):
         pass
@@ -56,6 +61,7 @@ class Handler(BaseHTTPRequestHandler):
 def server():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.files, server.requests, server.resumes, server.breaks, server.tag = {}, [], True, 0, '"1"'
+    server.endless, server.sent = False, 0
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -191,6 +197,56 @@ def test_archives_that_cannot_be_unpacked_do_not_stay(server, tmp_path):
     server.files["x.zip"] = zipped(a="1")
     get("x", tmp_path, sources=source, **QUIET)
     assert (tmp_path / "a").exists()
+
+
+def test_a_body_longer_than_announced_is_not_written_without_end(server, tmp_path):
+    server.files["a.bin"], server.endless = CONTENT, True
+    with pytest.raises(ValueError, match=r"a\.bin has [\d,]+ bytes instead of 25,600, so it was deleted"):
+        fetch(f"{server.url}/a.bin", tmp_path / "a.bin", len(CONTENT), MD5, **QUIET)
+    assert not list(tmp_path.glob("a.bin*"))
+    assert server.sent < 200 << 16
+
+
+def damaged(kind):
+    """An archive as its publisher might have it: encrypted, of an unknown method, with broken content."""
+    memory = io.BytesIO()
+    if kind in ("tgz", "tbz", "txz"):
+        with tarfile.open(fileobj=memory, mode=f"w:{ {'tgz': 'gz', 'tbz': 'bz2', 'txz': 'xz'}[kind] }") as tar:
+            info = tarfile.TarInfo("a")
+            info.size = len(CONTENT)
+            tar.addfile(info, io.BytesIO(CONTENT))
+        content = bytearray(memory.getvalue())
+        content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+        return bytes(content)
+    method = {"lzma": zipfile.ZIP_LZMA, "deflate": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2}
+    with zipfile.ZipFile(memory, "w", method.get(kind, zipfile.ZIP_STORED)) as archive:
+        archive.writestr("a", CONTENT)
+    content, directory = bytearray(memory.getvalue()), memory.getvalue().index(b"PK\1\2")
+    if kind == "encrypted":
+        content[6] |= 1
+        content[directory + 8] |= 1
+    elif kind == "unknown":
+        content[8] = content[directory + 10] = 77
+    else:
+        content[40:80] = b"\xff" * 40
+    return bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["encrypted", "unknown", "lzma", "deflate", "bzip2", "tgz", "tbz", "txz"])
+def test_bad_archives_are_one_sentence_and_do_not_stay(server, tmp_path, kind):
+    name = f"x.{kind}" if kind.startswith("t") else "x.zip"
+    source = {"x": Publication((Archive(f"{server.url}/{name}"),))}
+    server.files[name] = damaged(kind)
+    with pytest.raises(ValueError, match=r"is not an archive that can be unpacked \(.*\); fetch it again\.$") as caught:
+        get("x", tmp_path, sources=source, **QUIET)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / name).exists()
+    (tmp_path / name).write_bytes(damaged(kind))  # by hand, or by a run that was killed
+    with pytest.raises(ValueError, match=rf"which the next run does: this one is now .*{name}\.bad\."):
+        get("x", tmp_path, sources=source, **QUIET)
+    server.files[name] = zipped(b="1")
+    get("x", tmp_path, sources=source, **QUIET)
+    assert (tmp_path / "b").exists()
 
 
 def test_archives_put_there_by_hand_are_compared(tmp_path):

@@ -1,10 +1,12 @@
 import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
+from deepmrf.data import files
 from deepmrf.data.dataset import lookup_table
 from deepmrf.data.files import DataError, image_size, read_image, read_list, read_mask
 
@@ -181,3 +183,55 @@ def test_damaged_bytes_are_an_image_or_a_sentence(tmp_path, ending):
             sentences.append(str(why))
     assert sentences
     assert all(str(path) in sentence and "\n" not in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize("turn", range(10))
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "CMYK", "I;16"])
+def test_bands_of_rows_make_the_same_image(monkeypatch, mode, turn):
+    """All orientations of EXIF, of which 0 and 9 mean nothing, as Pillow turns whole pictures."""
+    values = np.random.default_rng(turn).integers(0, 256, (7, 5, 4), dtype=np.uint8)
+    if mode == "I;16":
+        picture = Image.fromarray(values[..., 0].astype(np.uint16) * 256)
+    else:
+        picture = Image.fromarray(values).convert("RGB" if mode == "CMYK" else mode).convert(mode)
+    picture.getexif()[0x0112] = turn
+    upright = ImageOps.exif_transpose(picture)
+    if mode == "RGBA":
+        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
+    expected = np.asarray(upright) >> 8 if mode == "I;16" else np.asarray(upright.convert("RGB"))
+    for pixels in (1, 10, 1000):
+        monkeypatch.setattr(files, "PIXELS_AT_A_TIME", pixels)
+        image = files.to_rgb(picture, "picture")
+        np.testing.assert_array_equal(image, expected if expected.ndim == 3 else expected[..., None].repeat(3, 2))
+        assert image.flags.c_contiguous
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "PA", "CMYK", "turned", "I;16"])
+def test_conversion_takes_the_memory_of_the_result(mode):
+    """Pillow's own memory does not count here: numpy's does, and that of the bytes between the two."""
+    if mode == "I;16":
+        picture = Image.fromarray(np.full((1500, 2000), 4000, np.uint16))
+    else:
+        picture = Image.new("RGB" if mode == "turned" else mode, (2000, 1500))
+    if mode == "turned":
+        picture.getexif()[0x0112] = 6
+    tracemalloc.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "PIXELS_AT_A_TIME", 1 << 17)
+        image = files.to_rgb(picture, "picture")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert image.nbytes <= peak < 1.3 * image.nbytes
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.gif"])
+def test_pillows_own_limit_is_lifted_as_long_as_it_takes(tmp_path, monkeypatch, name):
+    """Some formats ask for it again while they decode."""
+    Image.new("L", (60, 40)).save(tmp_path / name)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with files.opened(tmp_path / name, 2400) as first:
+        assert read_image(tmp_path / name, 2400).shape == (40, 60, 3)
+        first.load()
+    assert Image.MAX_IMAGE_PIXELS == 100
+    with pytest.raises(DataError, match="exceeds limit of 200 pixels"):
+        read_image(tmp_path / name)

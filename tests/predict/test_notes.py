@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from deepmrf.cli import app
 from deepmrf.models import names as models
+from deepmrf.predict.coco import write_coco
 from deepmrf.predict.files import find_images
 from deepmrf.predict.notes import Note, image_key, is_label_map, is_result, not_ours, read_note
 from deepmrf.predict.pipeline import Options, segment_files
@@ -198,3 +199,14 @@ def test_a_second_run_tells_what_the_first_found(tmp_path, monkeypatch, model_fo
         for row, same in zip(first["found"], second["found"], strict=True):
             assert row == pytest.approx(same, abs=1e-4)
     assert [image["labels"] for image in later["images"]] == ["out/x.png", "out/y.png"]
+
+
+def test_a_large_result_is_done_and_its_outlines_are_drawn(segmenter, monkeypatch):
+    """Above Pillow's limit on pixels, which is for files of strangers."""
+    draw("a.png")
+    assert len(do(segmenter, "a.png").done) == 1
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9 * 12 // 4)
+    report = do(segmenter, "a.png")
+    assert (len(report.done), len(report.earlier)) == (0, 1)
+    write_coco(Path("regions.json"), report.images, segmenter.labels)
+    assert json.loads(Path("regions.json").read_text())["annotations"]

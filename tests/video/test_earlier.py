@@ -191,26 +191,31 @@ def test_another_legend_is_another_video(type_in, film, tmp_path):
     assert contents(tmp_path / "maps") == maps
 
 
-@pytest.mark.parametrize("name", ["out.mp4", "out.mkv"])
-def test_what_was_killed_is_done_again(type_in, film, pictures, segmenter, monkeypatch, seen, name):
-    film("drive.mov", pictures(60, (32, 48)))
+@pytest.mark.parametrize(
+    ("name", "legend", "after"), [("out.mp4", False, 1), ("out.mp4", True, 58), ("out.mkv", False, 58)]
+)
+def test_what_was_killed_is_done_again(type_in, film, pictures, segmenter, monkeypatch, seen, name, legend, after):
+    """Also if it was killed before its first fragment, or had other settings."""
+    count = 60 if after > 1 else 3
+    film("drive.mov", pictures(count, (32, 48)))
     part = Path(name).with_suffix(f".part{Path(name).suffix}")
     write = Writer.write
 
     def copied(self, image, time):
         write(self, image, time)
-        if self.frames == 58:
+        if self.frames == after:
             shutil.copy(part, "killed")  # what a kill would leave
 
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "write", copied)
-        record(segmenter, "drive.mov", name, legend=False)
+        record(segmenter, "drive.mov", name, legend=legend)
     assert not part.exists()
     Path(name).unlink()
     shutil.copy("killed", part)
-    assert 0 < len(seen(part)[0]) < 60
-    assert "(60 frames)" in type_in("drive.mov", "-o", name, "--no-legend")
-    assert len(seen(name)[0]) == 60
+    if after > 1:
+        assert 30 < len(seen(part)[0]) < count
+    assert f"({count} frames)" in type_in("drive.mov", "-o", name, "--no-legend")
+    assert len(seen(name)[0]) == count
     assert not part.exists()
 
 
@@ -266,6 +271,16 @@ def test_an_unfinished_video_replaces_nothing(type_in, film, segmenter, monkeypa
     assert "Wrote link.mp4" in type_in("drive.mov", "-o", "link.mp4")
     assert Path("link.mp4").is_symlink()
     assert len(seen("far.mp4")[0]) == 6
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_pipes_hold_no_videos(type_in, film):
+    film("drive.mov")
+    os.mkfifo("out.mp4")
+    os.mkfifo("new.part.mp4")
+    for name, pipe in (("out.mp4", "out.mp4"), ("new.mp4", "new.part.mp4")):
+        assert f"{pipe} is a device or a pipe" in type_in("drive.mov", "-o", name, code=1)
+        assert Path(pipe).is_fifo()
 
 
 def test_a_camera_is_finished_when_it_is_stopped(segmenter, pictures, monkeypatch, tmp_path, seen):

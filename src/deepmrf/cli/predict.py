@@ -128,7 +128,7 @@ def predict_command(
         Path | None, typer.Option(metavar="FILE", help="Write the outlines of all regions as COCO's JSON.")
     ] = None,
     max_pixels: Annotated[
-        int | None, typer.Option(show_default="250000000, about 3.3 GB", help="Refuse images of more pixels, unread.")
+        int | None, typer.Option(show_default="250000000, about 2.6 GB", help="Refuse images of more pixels, unread.")
     ] = None,
     labels: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Videos: write the label map of each frame as a PNG file.")
@@ -293,6 +293,10 @@ def _conclusion(report: PredictReport, out: Path) -> str:
 
 def _check_json(option: str, path: Path) -> None:
     """Before the work: can the file be written?"""
+    from deepmrf.data.writing import is_special
+
+    if is_special(path):
+        return
     if path.is_dir():
         raise ValueError(f"{option} {path} cannot be written: name a file, such as {path / 'found.json'}.")
     with suppress(OSError):

@@ -14,6 +14,9 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 MAX_TRIM_BYTES, MAX_MMAP_BYTES = (1 << 31) - 1, 1 << 25
 """The largest values that mallopt takes."""
 
+PILLOW_BLOCK_SIZE = "64m"
+"""Pillow holds pictures in blocks of up to this size, which malloc then returns; it would keep blocks of 16 MiB."""
+
 
 def prepare(torch: bool = True) -> None:
     """Set up the process for a command, and import PyTorch unless told otherwise."""
@@ -33,6 +36,7 @@ def _keep_freed_memory() -> None:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         mallopt(TRIM_THRESHOLD, MAX_TRIM_BYTES)
         mallopt(MMAP_THRESHOLD, MAX_MMAP_BYTES)
+        os.environ.setdefault("PILLOW_BLOCK_SIZE", PILLOW_BLOCK_SIZE)
 
 
 def _replace_unprintable() -> None:

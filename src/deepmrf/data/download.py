@@ -75,10 +75,12 @@ def get(
             fetch(url, path, archive.size, archive.md5, progress=progress, say=say, tries=tries, pause=pause)
         try:
             unpack(path, folder / archive.into, archive.inside)
-        except ValueError:
+        except ValueError as error:
             if not was_there:
                 path.unlink()  # so that the next run fetches it again
-            raise
+                raise
+            aside = path.replace(path.with_name(f"{path.name}.bad"))
+            raise ValueError(f"{str(error).rstrip('.')}, which the next run does: this one is now {aside}.") from error
         done.touch()
         if not keep_archives:
             path.unlink()
@@ -118,6 +120,7 @@ def fetch(
         if not problem:
             break
         part.unlink()
+        _tag(part).unlink(missing_ok=True)
         if not resumed:
             raise ValueError(f"{url} {problem}, so it was deleted; try again later or use another mirror.")
         say(f"{path.name} {problem}, perhaps because of the part that was already there: fetching all of it again.")
@@ -182,6 +185,8 @@ def _fetch_rest(url: str, part: Path, size: int | None, progress: bool) -> None:
             while chunk := answer.read(CHUNK_BYTES):
                 file.write(chunk)
                 bar.advance(task, len(chunk))
+                if size is not None and file.tell() > size:
+                    return  # too long, perhaps without end: `fetch` compares the sizes
     if total is not None and part.stat().st_size < total:
         raise OSError(f"the connection broke after {part.stat().st_size:,} of {total:,} bytes")
 

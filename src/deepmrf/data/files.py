@@ -8,14 +8,14 @@ import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageCms, UnidentifiedImageError
 
 from deepmrf.data.colours import Colour
 
@@ -29,9 +29,25 @@ CITYSCAPES_OBJECTS = 1000
 """Cityscapes numbers objects as class id * 1000 + number."""
 ORIENTATION = 0x0112
 """The EXIF tag for which way is up."""
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What brings a picture with this value of the tag upright."""
+LYING, LAST_ROW_FIRST = (5, 6, 7, 8), (3, 4, 6, 7)
+"""Values of the tag whose rows become columns, and those whose last row, or column, becomes the first."""
+PIXELS_AT_A_TIME = 1 << 22
+"""Pixels that are converted to RGB together."""
 
 _pillow_limit = threading.Lock()
-"""Guards Image.MAX_IMAGE_PIXELS, which all threads share."""
+"""Guards Image.MAX_IMAGE_PIXELS and the next list."""
+_lifted_limits: list[int | None] = []
+"""The first is the limit to come back to; there are as many as blocks that need none."""
 
 
 class DataError(ValueError):
@@ -70,6 +86,20 @@ def read_list(path: Path, full_lines: bool = False) -> list[str]:
 
 @contextmanager
 def reading(path: Path, kind: str = "an image", remedy: str = "replace the file") -> Iterator[None]:
+    """Refuse folders, pipes, devices and empty files; turn what decoders raise for a bad file into a DataError."""
+    with _explaining(path, kind, remedy):
+        facts = path.stat()
+        if stat.S_ISDIR(facts.st_mode):
+            raise _unreadable(path, "it is a folder", kind, remedy)
+        if not stat.S_ISREG(facts.st_mode):  # a pipe would block without end
+            raise _unreadable(path, "it is no regular file", kind, remedy)
+        if facts.st_size == 0:
+            raise _unreadable(path, "the file is empty", kind, remedy)
+        yield
+
+
+@contextmanager
+def _explaining(path: Path, kind: str = "an image", remedy: str = "replace the file") -> Iterator[None]:
     """Turn what decoders and the system raise for a bad file of this kind into a DataError."""
     try:
         yield
@@ -94,42 +124,46 @@ def one_line(error: BaseException) -> str:
 @contextmanager
 def decoded(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
     """Open an image and decode it, or raise a DataError."""
-    with ExitStack() as stack:
-        with reading(path):
-            picture = stack.enter_context(_open(path, max_pixels))
+    with opened(path, max_pixels) as picture:
+        with _explaining(path):
             picture.load()
         yield picture
 
 
-def _check_file(path: Path) -> None:
-    """Refuse folders, empty files, and pipes, which would block without end."""
-    facts = path.stat()
-    if stat.S_ISDIR(facts.st_mode):
-        raise _unreadable(path, "it is a folder")
-    if not stat.S_ISREG(facts.st_mode):
-        raise _unreadable(path, "it is no regular file")
-    if facts.st_size == 0:
-        raise _unreadable(path, "the file is empty")
+@contextmanager
+def opened(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
+    """Read the header of an image, and refuse one of more pixels; None is Pillow's own limit, 179 million.
+
+    Formats that run other programs are left out.
+    """
+    with ExitStack() as stack:
+        if max_pixels is not None:
+            stack.enter_context(_without_pillow_limit())
+        with reading(path):
+            picture = stack.enter_context(Image.open(path, formats=_formats()))
+        width, height = picture.size
+        if max_pixels is not None and width * height > max_pixels:
+            sizes = f"{width} x {height} pixels, more than {max_pixels / 1e6:,.4g} million"
+            remedy = "make it smaller, cut it up or raise max_pixels"
+            raise DataError(f"{path} has {sizes}, and was not read; {remedy}.", path, "unreadable")
+        yield picture
 
 
-def _open(path: Path, max_pixels: int | None) -> Image.Image:
-    """Read the header and check the size before decoding; formats that run other programs are left out."""
-    _check_file(path)
-    if max_pixels is None:
-        return Image.open(path, formats=_formats())  # under Pillow's own limit
+@contextmanager
+def _without_pillow_limit() -> Iterator[None]:
+    """Lift Image.MAX_IMAGE_PIXELS, which all threads share, until the last of them leaves this block."""
     with _pillow_limit:
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            picture = Image.open(path, formats=_formats())
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
-    width, height = picture.size
-    if width * height > max_pixels:
-        picture.close()
-        sizes = f"{width} x {height} pixels, more than {max_pixels / 1e6:,.4g} million"
-        remedy = "make it smaller, cut it up or raise max_pixels"
-        raise DataError(f"{path} has {sizes}, and was not read; {remedy}.", path, "unreadable")
-    return picture
+        _lifted_limits.append(Image.MAX_IMAGE_PIXELS)
+        Image.MAX_IMAGE_PIXELS = None
+    try:
+        yield
+    finally:
+        with _pillow_limit:
+            if len(_lifted_limits) == 1:
+                Image.MAX_IMAGE_PIXELS = _lifted_limits[0]
+                _lifted_limits.clear()
+            else:
+                _lifted_limits.pop()
 
 
 @cache
@@ -145,7 +179,7 @@ def _unreadable(path: Path, reason: str, kind: str = "an image", remedy: str = "
 
 def image_size(path: Path, max_pixels: int | None = None) -> tuple[int, int, bool]:
     """Read (height, width, has it several frames) from the header alone, before EXIF turns the image."""
-    with reading(path), _open(path, max_pixels) as picture:
+    with opened(path, max_pixels) as picture:
         animated = False
         with suppress(Exception):  # the second frame may be broken
             animated = bool(getattr(picture, "is_animated", False))
@@ -162,25 +196,61 @@ def read_image(path: Path, max_pixels: int | None = None) -> Bytes:
 
 
 def to_rgb(picture: Image.Image, path: Path) -> Bytes:
-    """Convert a Pillow image of any mode to RGB (H, W, 3); `path` is its name in errors."""
+    """Convert a Pillow image of any mode to RGB (H, W, 3); `path` is its name in errors.
+
+    Bands of rows are converted one by one: beside the picture, memory holds the result alone.
+    """
+    turn = 1
     with suppress(Exception):  # ignore a broken EXIF block
-        if picture.getexif().get(ORIENTATION, 1) != 1:  # exif_transpose always makes a copy
-            picture = ImageOps.exif_transpose(picture)
-    with reading(path):
-        if picture.mode.startswith("I") or picture.mode == "F":
-            values = np.asarray(picture)
-            if values.min() < 0 or values.max() > 65535 or picture.mode == "F":
-                message = f"{path} holds {picture.mode!r} values beyond 16 bits; convert it to 8 or 16 bits."
-                raise DataError(message, path, "unreadable")
-            bits = 8 if values.max() > 255 else 0  # 8-bit values in a wider type stay as they are
-            grey = (values.astype(np.uint32) >> bits).astype(np.uint8)
-            return np.repeat(grey[..., None], 3, axis=2)
-        if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
-            picture = picture.convert("RGBA")
-            picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-        if picture.mode != "RGB":
-            picture = _from_lab(picture) if picture.mode == "LAB" else picture.convert("RGB")
-        return np.array(picture)
+        turn = picture.getexif().get(ORIENTATION, 1)
+    with _explaining(path):
+        convert = partial(_from_16_bits, shift=_shift_of(picture, path)) if _is_deep(picture) else _from_8_bits
+        width, height = picture.size
+        lies = turn in LYING
+        image = np.empty((width, height, 3) if lies else (height, width, 3), np.uint8)
+        for top, band in _bands(picture):
+            converted = convert(band)
+            if turn in TURNS:
+                converted = converted.transpose(TURNS[turn])
+            start = height - top - band.height if turn in LAST_ROW_FIRST else top
+            part = slice(start, start + band.height)
+            values = np.asarray(converted)  # (h, w, 3), or (h, w) if grey
+            image[(slice(None), part) if lies else part] = values if values.ndim == 3 else values[..., None]
+        return image
+
+
+def _bands(picture: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Yield (first row, band) of a picture from top to bottom."""
+    rows = max(1, PIXELS_AT_A_TIME // picture.width)
+    for top in range(0, picture.height, rows):
+        yield top, picture.crop((0, top, picture.width, min(top + rows, picture.height)))
+
+
+def _is_deep(picture: Image.Image) -> bool:
+    return picture.mode.startswith("I") or picture.mode == "F"
+
+
+def _shift_of(picture: Image.Image, path: Path) -> int:
+    """Return the bits to drop from 16-bit values; 8-bit values in a wider type stay as they are."""
+    extrema = [(int(values.min()), int(values.max())) for values in (np.asarray(band) for _, band in _bands(picture))]
+    low, high = min(low for low, _ in extrema), max(high for _, high in extrema)
+    if low < 0 or high > 65535 or picture.mode == "F":
+        message = f"{path} holds {picture.mode!r} values beyond 16 bits; convert it to 8 or 16 bits."
+        raise DataError(message, path, "unreadable")
+    return 8 if high > 255 else 0
+
+
+def _from_16_bits(picture: Image.Image, shift: int) -> Image.Image:
+    return Image.fromarray((np.asarray(picture).astype(np.uint32) >> shift).astype(np.uint8))
+
+
+def _from_8_bits(picture: Image.Image) -> Image.Image:
+    if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+    if picture.mode == "RGB":
+        return picture
+    return _from_lab(picture) if picture.mode == "LAB" else picture.convert("RGB")
 
 
 def _from_lab(picture: Image.Image) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from deepmrf.data.files import Bytes, read_image, to_rgb
 
 RANGE_TOLERANCE = 1e-3
 """How far floats may leave [0, 1]: resizing and colour conversions overshoot a little."""
+
+MAX_PIXELS_RESIZED = 1 << 24
+"""Pixels that are shrunk together; larger images are shrunk in bands."""
 
 
 def as_image(image: Any, max_pixels: int | None = None) -> Bytes:
@@ -38,8 +42,17 @@ def shrunk(image: Bytes, side: int) -> Bytes:
     factor = side / max(height, width)
     if factor >= 1:
         return image
-    size = (max(1, round(width * factor)), max(1, round(height * factor)))
-    return np.array(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
+    small = np.empty((max(1, round(height * factor)), max(1, round(width * factor)), 3), np.uint8)
+    step = height / len(small)
+    rows = max(1, int(MAX_PIXELS_RESIZED / (width * step)))
+    for top in range(0, len(small), rows):  # Pillow needs more memory than the image has
+        part = small[top : top + rows]
+        above, below = top * step, (top + len(part)) * step
+        first = max(0, math.floor(above - step))  # the filter reaches one step beyond the band
+        band = Image.fromarray(image[first : math.ceil(below + step)])
+        box = (0, above - first, width, min(below, height) - first)
+        part[:] = np.asarray(band.resize((part.shape[1], len(part)), Image.Resampling.BILINEAR, box))
+    return small
 
 
 def _from_tensor(image: Tensor) -> Bytes:

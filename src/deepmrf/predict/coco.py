@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from deepmrf.data.colours import BACKGROUND
+from deepmrf.data.files import decoded
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.writing import replacing
@@ -42,7 +42,9 @@ def write_coco(path: Path, images: Sequence[ImageReport], labels: LabelSet, prog
         for number, (image, name) in enumerate(zip(images, names, strict=True), 1):
             height, width = image.size
             described.append({"id": number, "file_name": name, "width": width, "height": height})
-            for annotation in _annotations(_read(image.files.labels), labels, ids):
+            with decoded(image.files.labels, height * width) as picture:
+                label_map = np.array(picture)
+            for annotation in _annotations(label_map, labels, ids):
                 count += 1
                 file.write(b",\n" if count > 1 else b"\n")
                 file.write(json.dumps({"id": count, "image_id": number, **annotation}).encode())
@@ -76,11 +78,6 @@ def _annotations(label_map: NDArray[Any], labels: LabelSet, ids: dict[str, int])
 def _shape(polygon: Polygon) -> dict[str, Any]:
     ring = polygon.single_ring().reshape(-1).tolist()
     return {"segmentation": [ring], "area": polygon.area, "bbox": list(polygon.box())}
-
-
-def _read(path: Path) -> NDArray[Any]:
-    with Image.open(path) as picture:
-        return np.array(picture)
 
 
 def _file_names(paths: Sequence[Path]) -> list[str]:

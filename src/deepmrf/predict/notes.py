@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import zipfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from PIL import Image
+from deepmrf.data.files import opened, reading
 
 FIELD = "deepmrf"
 """The text field of label maps, and the comment of overlays and archives."""
@@ -53,8 +54,8 @@ def image_key(path: Path) -> str:
 
 def read_note(path: Path) -> tuple[Note, tuple[int, int]] | None:
     """Read the note of a label map, and its (height, width); None where there is no readable one."""
-    with suppress(OSError, ValueError, TypeError, KeyError, SyntaxError, Image.DecompressionBombError):
-        with Image.open(path, formats=["PNG"]) as picture:
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        with opened(path, sys.maxsize) as picture:  # Pillow's own limit is 179 million pixels
             values = json.loads(picture.info[FIELD])
             size = picture.height, picture.width
         pixels, sums = tuple(map(int, values["pixels"])), tuple(map(float, values["confidences"]))
@@ -64,10 +65,17 @@ def read_note(path: Path) -> tuple[Note, tuple[int, int]] | None:
 
 def is_label_map(path: Path, note: str = "") -> bool:
     """Did deepmrf write this file as a label map, with a note that begins so? Reads its first bytes alone."""
-    with suppress(OSError), open(path, "rb") as file:
-        head = file.read(HEADER_BYTES)
-        return head.startswith(b"\x89PNG") and f"iTXt{FIELD}\0\0\0\0\0{note}".encode() in head
-    return False
+    head = _head(path)
+    return head.startswith(b"\x89PNG") and f"iTXt{FIELD}\0\0\0\0\0{note}".encode() in head
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file; none where it cannot be read or is a pipe, which would block without end."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(HEADER_BYTES)
+    return b""
 
 
 def is_result(path: Path) -> bool:
@@ -106,12 +114,11 @@ def is_overlay(path: Path, legend: bool) -> bool:
 
 def _is_overlay(path: Path, comment: str = FIELD) -> bool:
     """Did deepmrf write this overlay, with a comment that begins so? Reads its first bytes alone."""
-    with suppress(OSError), open(path, "rb") as file:
-        return b"\xff\xfe" in (head := file.read(HEADER_BYTES)) and comment.encode() in head
-    return False
+    head = _head(path)
+    return b"\xff\xfe" in head and comment.encode() in head
 
 
 def _is_probabilities(path: Path) -> bool:
-    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as file:
+    with suppress(OSError, ValueError, zipfile.BadZipFile), reading(path), zipfile.ZipFile(path) as file:
         return file.comment == FIELD.encode()
     return False

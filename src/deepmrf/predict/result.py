@@ -24,6 +24,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from deepmrf.data.colours import BACKGROUND, Colour
+from deepmrf.data.images import shrunk
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.writing import replacing
 from deepmrf.figures import LegendEntry, legend, overlay
@@ -154,13 +155,11 @@ class Segmentation:
         return [(f"{c.name}  {_percent(c.share)}", colours[c.name]) for c in self.summary()]
 
     def _shrunk(self, longest: int | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        height, width = self.labels.shape
-        factor = 1.0 if longest is None else min(1.0, longest / max(height, width))
-        if factor == 1:
-            return self.image, self.labels
-        size = (max(1, round(width * factor)), max(1, round(height * factor)))
-        image = Image.fromarray(self.image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
-        return np.array(image), np.array(Image.fromarray(self.labels).resize(size, Image.Resampling.NEAREST))
+        image = self.image if longest is None else shrunk(self.image, longest)
+        if image is self.image:
+            return image, self.labels
+        size = image.shape[1], image.shape[0]
+        return image, np.array(Image.fromarray(self.labels).resize(size, Image.Resampling.NEAREST))
 
     def polygons(self, name: str | int | None = None) -> list[Polygon]:
         """The outlines of the connected regions, exact to the pixel and the largest first; of one label, if named.

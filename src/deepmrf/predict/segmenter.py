@@ -39,7 +39,7 @@ TILE_SIDE = {"cpu": 1024, "cuda": 2048}
 MAX_PIXELS_AT_ONCE = {"cpu": 2**22, "cuda": 2**24}
 """Images of more pixels are computed in tiles."""
 MAX_PIXELS = 250_000_000
-"""Larger images are refused unless told otherwise: at about 13 bytes a pixel, this many take 3.3 GB."""
+"""Larger images are refused unless told otherwise: at about 9 bytes a pixel, this many take about 2.6 GB."""
 MAX_PROBABILITIES = 2**29
 """The most probabilities (labels times pixels) of one result: 2 GiB."""
 MAX_REPR_NAMES = 60

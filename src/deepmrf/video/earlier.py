@@ -1,7 +1,8 @@
 """Decide what an earlier recording has done, and which files may be replaced.
 
 A video is recorded as NAME.part.mp4, which becomes NAME.mp4 when it is finished: a file with the final name was never
-interrupted. Its comment, and the text in its label maps, identifies what wrote it:
+interrupted. An unfinished video of deepmrf is replaced, and so is a NAME.part.mp4 that is no video. The comment of a
+video, and the text in its label maps, identifies what wrote it:
 
     deepmrf MODEL FLOW SOURCE NAME [max_frames=N]      # MODEL and SOURCE are hashes, NAME is the source's file name
 
@@ -18,6 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from deepmrf.data.writing import is_special
 from deepmrf.flow.estimation import Method
 from deepmrf.predict.notes import has_content, is_label_map
 from deepmrf.predict.segmenter import Segmenter
@@ -54,13 +56,19 @@ def is_recording(path: Path) -> bool:
     """Was this video recorded by deepmrf?"""
     av = import_av()
     with contextlib.suppress(av.FFmpegError, ValueError), av.open(str(path), metadata_errors="replace") as file:
-        return any(comment.startswith("deepmrf ") for comment in _comments(file))
+        return _is_ours(file)
     return False
+
+
+def _is_ours(file: Any) -> bool:
+    return any(comment.startswith("deepmrf ") for comment in _comments(file))
 
 
 def check_out(path: Path, source: FrameSource) -> None:
     """Raise a ValueError where a video cannot be written to `path`."""
     for target in (path, part_of(path)):
+        if is_special(target):
+            raise ValueError(f"{target} is a device or a pipe, which cannot hold a video: choose another file.")
         if target.exists() and Path(source.name).exists() and target.samefile(source.name):
             raise ValueError(f"{target} is the video itself, which the result would replace: choose another file.")
     if path.is_dir():
@@ -77,9 +85,17 @@ def done_before(
             frames = earlier.frames if max_frames is None else min(earlier.frames, max_frames)
             has_labels = labels is None or sum(is_label_map(file, note) for file in labels.glob("*.png")) >= frames
             return "all" if has_labels and not consistency else "overlay"
-    if has_content(part_of(path)):
-        _read_earlier(part_of(path), video_note)
+    if has_content(part_of(path)) and _is_of_others(part_of(path)):
+        raise _is_other(part_of(path))
     return "nothing"
+
+
+def _is_of_others(part: Path) -> bool:
+    """Is this a video that deepmrf did not record? A process that is killed early leaves no video, but a few bytes."""
+    av = import_av()
+    with contextlib.suppress(av.FFmpegError, ValueError), av.open(str(part), metadata_errors="replace") as file:
+        return not _is_ours(file)
+    return False
 
 
 @dataclass(frozen=True)

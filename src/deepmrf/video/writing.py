@@ -43,6 +43,8 @@ BT709, LIMITED_RANGE = 1, 1
 """FFmpeg's numbers for the colours of HD video, and for luma of 16 to 235."""
 HYBRID_SINCE = (61, 7)
 """Version of libavformat from which on fragments become a plain file on closing."""
+FRAGMENT_MICROSECONDS = 500_000
+"""Length of a fragment: a process that is killed loses no more."""
 MP4_SUFFIXES = (".mp4", ".m4v", ".mov")
 
 
@@ -102,6 +104,7 @@ class Writer:
             options["movie_timescale"] = str(self._ticks(sound))  # the default rounds a late start to milliseconds
             if self._av.library_versions["libavformat"][:2] >= HYBRID_SINCE:
                 options["movflags"] = "hybrid_fragmented+delay_moov+frag_keyframe"
+                options["frag_duration"] = str(FRAGMENT_MICROSECONDS)
         self._container = self._av.open(str(self.path), "w", options=options)
         self._sound: Sound | None = None
         try:
