@@ -108,7 +108,8 @@ COMMANDS = {
     "predict": "INPUTS --out -o --model -m --scales --flip --tile --size --device --batch --overlay --no-overlay "
     "--legend --no-legend --min-area --min-confidence --probabilities --overwrite "
     "--recursive -r --json --coco --max-pixels --labels --frames-as-video "
-    "--fps --max-frames --flow --consistency --network",
+    "--fps --max-frames --flow --consistency --network --open",
+    "app": "--model -m --host --port --device --max-megabytes --max-megapixels --open",
     "models": "NAME --time --device --json",
     "train": "RECIPE --out -o --set --resume --list --network",
     "evaluate": "MODELS --data --split --scales --flip --stages --objects --video --device --out -o --network",

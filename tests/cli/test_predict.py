@@ -74,6 +74,23 @@ def test_one_picture(type_in):
     assert "1 there already" in type_in("predict", "cat.jpg", "--no-legend").stdout
 
 
+def test_open_shows_the_overlay_or_the_folder(type_in, monkeypatch):
+    opened = []
+    monkeypatch.setattr("typer.launch", lambda path: opened.append(path) or 0)
+    draw("cat.jpg", "dog.jpg")
+    type_in("predict", "cat.jpg", "--open")
+    type_in("predict", "cat.jpg", "--open")  # it was there already
+    type_in("predict", "cat.jpg", "--open", "--no-overlay", "-o", "labels.png")
+    type_in("predict", "cat.jpg", "dog.jpg", "--open", "-o", "out")
+    assert opened == ["segmented/cat_overlay.jpg", "segmented/cat_overlay.jpg", "labels.png", "out"]
+    monkeypatch.setattr("typer.launch", lambda path: 4)
+    result = type_in("predict", "cat.jpg", "--open")
+    assert result.exit_code == 0
+    assert plain(result.stdout).splitlines()[-1] == (
+        "segmented/cat_overlay.jpg could not be opened: this system names no program for it."
+    )
+
+
 @pytest.mark.parametrize(
     ("compiled", "images", "options", "expected"),
     [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import io
+import re
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from deepmrf.data.labels import ANIMALS, CAMVID
+from deepmrf.data.labels import ANIMALS, CAMVID, LabelSet
 from deepmrf.predict import result
 from deepmrf.predict.result import Segmentation
 
@@ -146,11 +149,22 @@ def test_it_reads_well():
 
 
 @pytest.mark.parametrize("size", [(6, 8), (300, 900), (900, 20)])
-def test_notebooks_get_a_picture_with_a_legend(size):
-    with Image.open(io.BytesIO(segmentation(*size)._repr_png_())) as shown:
-        pixels = np.array(shown.convert("RGB")).reshape(-1, 3)
-        assert shown.height > min(size[0], result.NOTEBOOK_SIDE * size[0] / max(size))
-    assert (pixels == ANIMALS.colours[CAT]).all(1).sum() > 100  # the legend's square, unmixed
+def test_notebooks_get_a_picture_and_a_table(size):
+    page = segmentation(*size)._repr_html_()
+    picture = re.search(r'src="data:image/jpeg;base64,([^"]+)"', page)[1]
+    with Image.open(io.BytesIO(base64.b64decode(picture))) as shown:
+        factor = min(1, result.NOTEBOOK_SIDE / max(size))
+        assert shown.size == (round(size[1] * factor), round(size[0] * factor))
+    cells = [html.unescape(re.sub("<[^>]+>", " ", row)).split() for row in re.findall("<tr>(.*?)</tr>", page)]
+    assert cells == [["class", "pixels", "confidence"], ["background", "50%", "50%"], ["cat", "50%", "75%"]]
+    assert f"background: rgb{ANIMALS.colours[CAT]}" in page
+
+
+def test_names_in_notebooks_are_text():
+    labels = LabelSet(("<b>", "a & b"))
+    page = Segmentation(np.zeros((2, 2), np.uint8), np.ones((2, 2), np.float16), np.zeros((2, 2, 3), np.uint8), labels)
+    assert "&lt;b&gt;" in page._repr_html_()
+    assert "<b>" not in page._repr_html_()
 
 
 def speckled():

@@ -44,23 +44,23 @@ class Control(NamedTuple):
 def controls(mrf: MeanField) -> dict[str, Control]:
     """The controls that this MRF has, with its numbers."""
     penalty, contexts = mrf.triple_penalty, mrf.label_contexts
-    result = {"strength": Control("Strength, times its own", 0, 3, 0.05, 1)}
+    result = {"strength": Control("Strength, × its own", 0, 3, 0.05, 1)}
     if penalty.kernel == "global":
         result["strength"] = Control("Appearance", 0, 3 * float(penalty.scale), 0.5, float(penalty.scale))
     if penalty.kernel in MAX_WINDOW:
         window = penalty.window[-1]
-        result["window"] = Control("Window, pixels a side", 1, max(MAX_WINDOW[penalty.kernel], window), 1, window)
+        result["window"] = Control("Window, px", 1, max(MAX_WINDOW[penalty.kernel], window), 1, window)
     if penalty.kernel == "distance":
-        result["colour"] = Control("Weight of colours, times its own", 0, 3, 0.05, 1)
-        result["position"] = Control("Weight of positions, times its own", 0, 3, 0.05, 1)
+        result["colour"] = Control("Colour weight, × its own", 0, 3, 0.05, 1)
+        result["position"] = Control("Position weight, × its own", 0, 3, 0.05, 1)
     elif penalty.kernel in ("gaussian", "global"):
         colour, position = (float(width) for width in penalty.widths())
         result["colour"] = _width("Colour width, of 255", 255 * colour, 64)
-        result["position"] = _width("Position width, pixels", position, 160 if penalty.kernel == "global" else 40)
+        result["position"] = _width("Position width, px", position, 160 if penalty.kernel == "global" else 40)
     if penalty.smoothness:
         weight = float(penalty.smooth_weight * penalty.scale)
         result["smoothness"] = Control("Smoothness", 0, max(15.0, 2 * weight), 0.5, weight)
-        result["smooth_width"] = _width("Smoothness width, pixels", float(penalty.log_smooth_width.exp()), 15)
+        result["smooth_width"] = _width("Smoothness width, px", float(penalty.log_smooth_width.exp()), 15)
     if contexts is not None and contexts.rank is None and contexts.contexts > 1:
         result["contexts"] = Control("Label contexts", 1, contexts.contexts, 1, contexts.contexts)
     result["iterations"] = Control("Iterations", 1, max(MAX_ITERATIONS, mrf.iterations), 1, mrf.iterations)
@@ -69,7 +69,7 @@ def controls(mrf: MeanField) -> dict[str, Control]:
 
 
 def _width(label: str, value: float, high: float) -> Control:
-    return Control(label, min(0.5, value), max(high, 2 * value), 0.5, value)
+    return Control(label, min(0.5, value), max(high, math.ceil(2 * value)), 0.5, value)
 
 
 @torch.no_grad()

@@ -211,12 +211,16 @@ class Sessions:
     def segment(self, path: Path, model: str) -> str:
         """Begin a session with a picture or clip, which is deleted; returns the session's name."""
         with received(path):
-            segmenter = self.segmenter(model)
-            clip = read_clip(path, self.limits)
-            own = segmenter.model.mean_field
-            fields = ({} if own is None else {OWN: own}) | _presets(segmenter.labels, segmenter.device)
-            network = partial(_run_network, segmenter)
-            return self._add(Session(clip, segmenter.labels, fields, network, self.computing, self.folder))
+            self._check_model(model)
+            return self.segment_clip(read_clip(path, self.limits), model)
+
+    def segment_clip(self, clip: Clip, model: str) -> str:
+        """Begin a session with frames that were read already, such as those of another session."""
+        segmenter = self.segmenter(model)
+        own = segmenter.model.mean_field
+        fields = ({} if own is None else {OWN: own}) | _presets(segmenter.labels, segmenter.device)
+        network = partial(_run_network, segmenter)
+        return self._add(Session(clip, segmenter.labels, fields, network, self.computing, self.folder))
 
     def refine(self, image: Path, prediction: Path) -> str:
         """Begin a session with a picture and its prediction, which are deleted; returns the session's name."""
@@ -230,14 +234,17 @@ class Sessions:
 
     def segmenter(self, model: str) -> Segmenter:
         """The model of that name, read once."""
-        if model not in self.models:
-            raise ValueError(f"There is no model {model!r} here: choose one of {', '.join(self.models)}.")
+        self._check_model(model)
         with self._lock:
             if model not in self._segmenters:
                 segmenter = load(model, device=self.device)
                 segmenter.size = segmenter.size or MAX_NETWORK_SIDE
                 self._segmenters[model] = segmenter
             return self._segmenters[model]
+
+    def _check_model(self, model: str) -> None:
+        if model not in self.models:
+            raise ValueError(f"There is no model {model!r} here: choose one of {', '.join(self.models)}.")
 
     def _add(self, session: Session) -> str:
         name = secrets.token_urlsafe(16)

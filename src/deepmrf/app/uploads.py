@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import secrets
+import shutil
 import zipfile
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -26,6 +29,10 @@ from deepmrf.video.reading import open_source
 
 MEGABYTE, MEGAPIXEL = 1_000_000, 1_000_000
 ARRAY_SUFFIXES = (".npy", ".npz")
+MAX_NAME_LETTERS = 60
+"""Of a longer file name, the last letters count: they end with the suffix."""
+MAX_FILES_WAITING = 40
+"""Files that were sent and not read; older ones are removed."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,42 @@ class Limits:
     """Of a longer clip, so many frames are taken, at equal distances."""
     clip_side: int = 640
     """Pixels: larger frames are shrunk to this longer side."""
+
+
+class Inbox:
+    """Files that were sent and not read yet, each in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._paths: OrderedDict[str, Path] = OrderedDict()
+
+    def add(self, name: str) -> tuple[str, Path]:
+        """(key, path) for a file to be written; only the last part of its name counts."""
+        letters = [letter for letter in name.replace("\\", "/").rsplit("/", 1)[-1] if letter.isprintable()]
+        key = secrets.token_urlsafe(16)
+        self._paths[key] = path = self.folder / key / ("".join(letters)[-MAX_NAME_LETTERS:].lstrip(".") or "file")
+        path.parent.mkdir()
+        while len(self._paths) > MAX_FILES_WAITING:
+            self.discard(next(iter(self._paths)))
+        return key, path
+
+    def discard(self, key: str) -> None:
+        """Remove a file."""
+        path = self._paths.pop(key, None)
+        if path is not None:
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+    @contextmanager
+    def take(self, keys: Sequence[str]) -> Iterator[list[Path]]:
+        """The paths of these files, which are removed at the end."""
+        try:
+            missing = [key for key in keys if key not in self._paths]
+            if missing or not keys:
+                raise UploadError("The file is no longer here: drop it again.")
+            yield [self._paths[key] for key in keys]
+        finally:
+            for key in keys:
+                self.discard(key)
 
 
 class UploadError(ValueError):

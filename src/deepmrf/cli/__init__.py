@@ -3,7 +3,8 @@
 console       how commands fail, show progress, and print tables and sentences
 process       threads, memory and output of the process, set when a command runs
 network       the option --network: a network of the user's own
-predict, video, fit, refine, train, evaluate, calibrate, export, models, bench, doctor, data: one file per command
+predict, video, fit, refine, train, evaluate, calibrate, export, models, bench, doctor, data: one file per command;
+page is that of `deepmrf app`
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from deepmrf.cli.evaluate import EVALUATE_HELP, evaluate_command
 from deepmrf.cli.export import EXPORT_HELP, export_command
 from deepmrf.cli.fit import FIT_HELP, fit_command
 from deepmrf.cli.models import MODELS_HELP, models_command
+from deepmrf.cli.page import APP_HELP, app_command
 from deepmrf.cli.predict import PREDICT_HELP, predict_command
 from deepmrf.cli.refine import REFINE_HELP, refine_command
 from deepmrf.cli.train import TRAIN_HELP, train_command
@@ -53,6 +55,7 @@ def main(
 
 
 app.command(name="predict", help=PREDICT_HELP)(predict_command)
+app.command(name="app", help=APP_HELP)(app_command)
 app.command(name="models", help=MODELS_HELP)(models_command)
 app.command(name="train", help=TRAIN_HELP)(train_command)
 app.command(name="evaluate", help=EVALUATE_HELP)(evaluate_command)

@@ -44,6 +44,8 @@ at the end, and the exit code is then 1.
 
 [cyan]deepmrf predict cat.jpg[/cyan]: segmented/cat.png and segmented/cat_overlay.jpg
 
+[cyan]deepmrf predict cat.jpg --open[/cyan]: and show the overlay
+
 [cyan]deepmrf predict cat.jpg -o labels.png[/cyan]: the label map there, labels_overlay.jpg beside it
 
 [cyan]deepmrf predict photos --recursive -o out --json out/found.json[/cyan]: a folder and all below it
@@ -145,6 +147,9 @@ def predict_command(
         bool, typer.Option("--consistency", help="Videos: how many pixels keep their label along the flow; slower.")
     ] = False,
     network: NetworkOption = None,
+    open_result: Annotated[
+        bool, typer.Option("--open", help="Open the overlay at the end, or the folder of several results.")
+    ] = False,
 ) -> None:
     """Segment images."""
     warnings.filterwarnings("ignore", module=r"PIL(\.|$)")  # of oddities in files that are read all the same
@@ -191,6 +196,8 @@ def predict_command(
         fail("Interrupted: what is written is complete, and the same command goes on from here.", 130)
     if inputs:
         _show(report, out, coco, console)
+    if open_result:
+        _open(report, videos, out, console)
     if code or report.failed or report.interrupted:
         raise typer.Exit(130 if report.interrupted else code or 1)
 
@@ -289,6 +296,17 @@ def _conclusion(report: PredictReport, out: Path) -> str:
         again = "; --overwrite does them again" if report.skipped and not report.done else ""
         return f"{counts}: {out if out.suffix.lower() != '.png' else out.parent}{again}."
     return f"Nothing was segmented: {counts}."
+
+
+def _open(report: PredictReport, videos: Sequence[dict[str, Any]], out: Path, console: Console) -> None:
+    """Open the result in the program that the system has for it; of several, open their folder."""
+    paths = [image.files.overlay or image.files.labels for image in report.images]
+    paths += [Path(video["overlay"] or video["labels"]) for video in videos]
+    if len(paths) > 1:
+        paths = [out if out.is_dir() else out.parent]
+    for path in paths:
+        if typer.launch(str(path)):
+            warn([f"{path} could not be opened: this system names no program for it."], console)
 
 
 def _check_json(option: str, path: Path) -> None:

@@ -28,6 +28,7 @@ EXTRAS = {
     "export": Extra(
         {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"}, "deepmrf export to .onnx"
     ),
+    "app": Extra({"gradio": "gradio"}, "deepmrf app"),
     "coco": Extra({"pycocotools": "pycocotools"}, "data of COCO, coco:PATH"),
     "bench": Extra(
         {"matplotlib": "matplotlib", "pydensecrf": "pydensecrf2", "skimage": "scikit-image"}, "deepmrf bench"

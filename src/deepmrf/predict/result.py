@@ -8,6 +8,8 @@ result.save("cat.png")      # the label map; result.save("folder") writes all th
 
 from __future__ import annotations
 
+import base64
+import html
 import io
 import math
 import os
@@ -219,11 +221,21 @@ class Segmentation:
         classes = ", ".join(f"{c.name} {_percent(c.share)} (sure {_percent(c.confidence)})" for c in self.summary())
         return f"Segmentation of {width} x {height} pixels: {classes}"
 
-    def _repr_png_(self) -> bytes:
-        """The overlay with a legend, for notebooks."""
+    def _repr_html_(self) -> str:
+        """The overlay and a table of the classes with their colours, for notebooks."""
         buffer = io.BytesIO()
-        self.overlay(longest=NOTEBOOK_SIDE, legend=True).save(buffer, format="PNG")
-        return buffer.getvalue()
+        self.overlay(longest=NOTEBOOK_SIDE).save(buffer, format="JPEG", quality=90)
+        picture = base64.b64encode(buffer.getvalue()).decode()
+        colours, cell = legend_colours(self.label_set), '<td style="text-align: right">'
+        rows = [
+            f'<tr><td style="text-align: left">{_swatch(colours[c.name])} {html.escape(c.name)}</td>'
+            f"{cell}{_percent(c.share)}</td>{cell}{_percent(c.confidence)}</td></tr>"
+            for c in self.summary()
+        ]
+        return (
+            f'<img src="data:image/jpeg;base64,{picture}" alt="{html.escape(repr(self))}">'
+            f"<table><tr><th>class</th><th>pixels</th><th>confidence</th></tr>{''.join(rows)}</table>"
+        )
 
 
 def check_cleaning(min_area: float, min_confidence: float) -> None:
@@ -282,6 +294,14 @@ def legend_colours(labels: LabelSet) -> dict[str, Colour | None]:
     """The colour of each name in a legend; None for the background, which overlays leave unpainted."""
     pairs = zip(labels.names, labels.colours, strict=True)
     return {name: None if name == BACKGROUND else colour for name, colour in pairs}
+
+
+def _swatch(colour: Colour | None) -> str:
+    """A small square of HTML in this colour; an empty one for what is not painted."""
+    fill = "transparent" if colour is None else f"rgb{colour}"
+    return (
+        f'<span style="display: inline-block; width: 1em; height: 1em; border: 1px solid; background: {fill}"></span>'
+    )
 
 
 def _percent(share: float) -> str:

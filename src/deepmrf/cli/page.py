@@ -1,0 +1,61 @@
+"""`deepmrf app`: a page on this machine."""
+
+from __future__ import annotations
+
+import webbrowser
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deepmrf.cli import process
+from deepmrf.cli.console import say, sentences
+
+APP_HELP = """Open a page to segment pictures and clips, and to move the MRF while looking at the result.
+
+Drop a picture: network and MRF lie under one slider, labels and confidences under the pointer. A second tab refines a \
+prediction of your own network: probabilities, a label map or a mask.
+
+The page listens on this machine alone and calls no other; pictures stay in memory, and what is written lies in a \
+temporary folder that is removed at the end (Ctrl-C).
+
+[bold]Examples[/bold]
+
+[cyan]deepmrf app[/cyan]: the bundled models
+
+[cyan]deepmrf app --model runs/mine/model --open[/cyan]: a model of yours, in the browser at once
+
+[cyan]deepmrf app --host 0.0.0.0 --port 8000[/cyan]: for everybody in this network
+"""
+
+
+def app_command(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", show_default="all bundled ones", help="Models to choose from; repeatable."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Who may connect: 0.0.0.0 for every machine.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(show_default="7860 or the next free one", help="The port.")] = None,
+    device: Annotated[
+        str | None, typer.Option(show_default="cuda if there is one", help="Where to compute: cpu or cuda.")
+    ] = None,
+    max_megabytes: Annotated[float, typer.Option(help="Refuse larger files.")] = 50,
+    max_megapixels: Annotated[float, typer.Option(help="Refuse larger pictures.")] = 24,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Open a page to segment pictures."""
+    console = Console(highlight=False)
+    process.prepare()
+
+    def ready(address: str) -> None:
+        say(f"Open {address} in a browser; Ctrl-C ends it.", console)
+        if open_page:
+            webbrowser.open(address)
+
+    with sentences():
+        from deepmrf.app.server import serve
+        from deepmrf.app.uploads import MEGABYTE, MEGAPIXEL, Limits
+        from deepmrf.models.names import bundled
+
+        limits = Limits(file_bytes=int(max_megabytes * MEGABYTE), pixels=int(max_megapixels * MEGAPIXEL))
+        serve(model or bundled(), host=host, port=port, device=device, limits=limits, ready=ready)
