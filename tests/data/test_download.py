@@ -280,8 +280,9 @@ def test_sets_that_cannot_be_fetched(tmp_path, monkeypatch):
 
 def test_table_of_publications():
     for publication in PUBLICATIONS.values():
-        assert bool(publication.archives) != bool(publication.by_hand)
         for archive in publication.archives:
+            assert bool(archive.content) == bool(publication.by_hand)
+            assert archive.url.startswith("http") or publication.by_hand
             assert archive.name.endswith((".zip", ".tar", ".tgz"))
             assert len(archive.md5) in (0, 32)
 

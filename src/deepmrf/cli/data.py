@@ -9,18 +9,24 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import Bars, fail, sentences
+from deepmrf.cli.console import Bars, fail, say, sentences
 
 data_app = typer.Typer(
     help="Download and validate data sets.", rich_markup_mode="rich", no_args_is_help=True, add_completion=False
 )
 
+DATA_FOLDER, WEIGHTS_FOLDER = Path("data"), Path("weights")
+"""Where recipes expect data, in a folder for each data set, and ImageNet weights."""
+ALL_WEIGHTS = "weights"
+"""The name of all ImageNet weights together."""
+
 GET_HELP = """Download a data set from its publisher: resumed where it stopped, checksum verified, unpacked.
 
-Names: camvid, camvid-original, voc, animals, sbd, coco, cityscapes (which needs a login: it says what to do).
+Names: camvid, camvid-original, voc, animals, sbd, coco, cityscapes (which needs a login: it says what to do). Where voc
+or animals and sbd lie side by side, SBD's masks are merged into the split trainaug. It ends with what to type next.
 
 ImageNet weights for recipes, from the Hugging Face hub: vgg16_imagenet_features, vgg16_imagenet,
-efficientnet_lite0_imagenet.
+efficientnet_lite0_imagenet; all of them: weights.
 
 [bold]Examples[/bold]: [cyan]deepmrf data get camvid[/cyan] into data/camvid,
 [cyan]deepmrf data get vgg16_imagenet_features[/cyan] into weights
@@ -43,16 +49,50 @@ def get(
     """Download a data set from its publisher."""
     process.prepare(torch=False)
     from deepmrf.data.download import get as download
+    from deepmrf.data.voc import mat_reader, merge_sbd
     from deepmrf.data.weights import WEIGHTS, get_weights
 
     try:
         with sentences():
-            if name in WEIGHTS:
-                get_weights(name, to or Path("weights"))
-            else:
-                download(name, to or Path("data") / name)
+            if name in WEIGHTS or name == ALL_WEIGHTS:
+                for file in WEIGHTS if name == ALL_WEIGHTS else [name]:
+                    get_weights(file, to or WEIGHTS_FOLDER)
+                return
+            if name == "sbd":
+                mat_reader()  # an error before the download, not after it
+            folder = download(name, to or DATA_FOLDER / name)
+            merged = merge_sbd(folder.parent) if name in ("voc", "animals", "sbd") else []
+            if name == "sbd" and merged:  # it is the images of VOC that one trains on
+                name, folder = merged[0].name, merged[0]
+            _say_next(name, folder, Console())
     except KeyboardInterrupt:
         fail("Interrupted: run the same command again to go on where it stopped.")
+
+
+def _say_next(name: str, folder: Path, console: Console) -> None:
+    """Print where the data is, and those commands of its recipe that are still to be typed."""
+    from deepmrf.data.publications import PUBLICATIONS
+    from deepmrf.training.recipes import find_recipe, recipe_commands
+
+    say(f"The data is in {folder}. Next:", console)
+    kind = name.partition("-")[0]  # camvid-original is read as camvid
+    for command in recipe_commands(find_recipe(PUBLICATIONS[name].recipe)):
+        words = command.split()
+        if words[1:3] == ["data", "get"] and (words[3] in (name, kind) or _is_there(words[3], folder.parent)):
+            continue
+        if words[1] == "train" and name != "sbd" and folder != DATA_FOLDER / kind:
+            command += f" --set data.train={kind}:{folder}"
+        say(f"  {command}", console)
+
+
+def _is_there(name: str, data: Path) -> bool:
+    """Are these weights, or the data in a folder beside, there already?"""
+    from deepmrf.data.download import is_unpacked
+    from deepmrf.data.publications import PUBLICATIONS
+
+    if name not in PUBLICATIONS:
+        return (WEIGHTS_FOLDER / f"{name}.safetensors").is_file()
+    return all(is_unpacked(archive, data / name) for archive in PUBLICATIONS[name].archives)
 
 
 @data_app.command(help=CHECK_HELP)

@@ -30,6 +30,9 @@ Several models are averaged. Prints a table; with --out writes scores.json and s
 
 [cyan]deepmrf evaluate saved --data folder:mine --network mynet:build[/cyan]: saved around a network of your own
 
+[cyan]deepmrf evaluate runs/a/model --data cityscapes:data/cityscapes --split test --submission upload[/cyan]: label
+maps for the server of Cityscapes or VOC, instead of scores
+
 [cyan]deepmrf evaluate runs/fast/model runs/3d/model --data camvid:data/camvid --video[/cyan]: frames in their order,
 with temporal consistency; every model by itself, and models of clips with linked frames and without
 """
@@ -57,6 +60,10 @@ def evaluate_command(
         str | None, typer.Option(show_default="cuda if there is one", help="Where to compute: cpu or cuda.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for scores.json and scores.csv.")] = None,
+    submission: Annotated[
+        Path | None,
+        typer.Option(help="Folder for label maps as the servers of Cityscapes and VOC take them, instead of scores."),
+    ] = None,
     network: NetworkOption = None,
 ) -> None:
     """Measure a model on labelled images."""
@@ -66,17 +73,29 @@ def evaluate_command(
     facts: dict[str, Any] = {"data": data, "split": split, "models": models}
     with sentences(RuntimeError), own_code(network):
         from deepmrf.data.writing import check_folder
-        from deepmrf.evaluation.models import open_models, score_images, score_videos, write_scores
+        from deepmrf.evaluation.models import open_models, score_images, score_videos, submit_images, write_scores
+        from deepmrf.evaluation.submission import check_submission
         from deepmrf.predict.devices import chosen_device
 
-        if out is not None:  # before minutes are spent
-            check_folder(out, "the scores")
+        for folder, content in ((out, "the scores"), (submission, "the label maps")):
+            if folder is not None:  # before minutes are spent
+                check_folder(folder, content)
         target = chosen_device(device)
         opened, images = open_models(models, data, split, network)
         video = video or any(model.spans_time for model in opened)
         if video and (scales or flip or objects):
             given = "--scales, --flip and --objects"
             raise ValueError(f"{given} are for images: leave them out for videos and models of clips.")
+        if submission is not None:
+            if video or stages or objects or out is not None:
+                raise ValueError("--submission writes label maps of images alone: give no option for scores or videos.")
+            check_submission(images)
+            with Bars(console) as bars:
+                paths = submit_images(
+                    opened, images, submission, scales=factors, flip=flip, device=target, phases=bars.progress
+                )
+            say(f"Wrote {len(paths)} label maps into {paths[0].parent}.", console)
+            return
         with Bars(console) as bars:
             if video:
                 videos = score_videos(models, opened, images, device=target, phases=bars.progress)

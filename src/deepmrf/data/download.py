@@ -58,12 +58,13 @@ def get(
     if name not in sources:
         raise ValueError(f"There is no dataset {name!r} to download; give one of {', '.join(sources)}.")
     folder = Path(to)
-    if sources[name].by_hand:
-        raise ValueError(f"{name} needs a login, so it cannot be fetched: {sources[name].by_hand.format(to=folder)}.")
+    source = sources[name]
+    if source.by_hand and not all(is_unpacked(a, folder) or (folder / a.name).is_file() for a in source.archives):
+        raise ValueError(f"{name} needs a login, so it cannot be fetched: {source.by_hand.format(to=folder)}.")
     folder.mkdir(parents=True, exist_ok=True)
-    for archive in sources[name].archives:
-        done, path = folder / f".{archive.name}.done", folder / archive.name
-        if done.exists():
+    for archive in source.archives:
+        path = folder / archive.name
+        if is_unpacked(archive, folder):
             say(f"{archive.name} is already unpacked in {folder}.")
             continue
         was_there = path.exists()
@@ -76,15 +77,28 @@ def get(
         try:
             unpack(path, folder / archive.into, archive.inside)
         except ValueError as error:
+            if source.by_hand:
+                raise  # the archive stays, so that half of its content is not taken for all of it
             if not was_there:
                 path.unlink()  # so that the next run fetches it again
                 raise
             aside = path.replace(path.with_name(f"{path.name}.bad"))
             raise ValueError(f"{str(error).rstrip('.')}, which the next run does: this one is now {aside}.") from error
-        done.touch()
-        if not keep_archives:
+        _mark(archive, folder).touch()
+        if not keep_archives and not source.by_hand:
             path.unlink()
     return folder
+
+
+def is_unpacked(archive: Archive, folder: Path) -> bool:
+    """Is the content of an archive in the folder? An archive that lies beside its content may be half unpacked."""
+    by_hand = archive.content and (folder / archive.content).is_dir() and not (folder / archive.name).exists()
+    return _mark(archive, folder).exists() or bool(by_hand)
+
+
+def _mark(archive: Archive, folder: Path) -> Path:
+    """Return the empty file that says that an archive was unpacked completely."""
+    return folder / f".{archive.name}.done"
 
 
 def fetch(

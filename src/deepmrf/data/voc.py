@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,10 @@ def _items(root: Path, split: str) -> list[Item]:
     path = lists / f"{split}.txt"
     if not path.is_file():
         splits = ", ".join(sorted(p.stem for p in lists.glob("*.txt"))) or "none"
-        hint = " (make it with deepmrf.data.add_sbd)" if split == "trainaug" else ""
-        raise FileNotFoundError(f"{path}{hint} does not exist; give a split that has a list there: {splits}.")
+        remedy = f"give a split that has a list there: {splits}"
+        if split == "trainaug":
+            remedy = f"make it with deepmrf data get sbd, or deepmrf.data.add_sbd, or {remedy}"
+        raise FileNotFoundError(f"{path} does not exist; {remedy}.")
     voc_masks, all_masks = folder / "SegmentationClass", folder / "SegmentationClassAug"
     if not voc_masks.is_dir() and not all_masks.is_dir():
         raise FileNotFoundError(f"{folder} has neither SegmentationClassAug nor SegmentationClass; add the masks.")
@@ -63,15 +66,37 @@ def _items(root: Path, split: str) -> list[Item]:
     return need_items(items, folder, f"split {split!r}")
 
 
+def mat_reader() -> Callable[[str], Any]:
+    """Return SciPy's reader of the .mat files that SBD's masks are in."""
+    try:
+        reader: Callable[[str], Any] = importlib.import_module("scipy.io").loadmat
+    except ImportError:
+        raise ImportError("Reading SBD's .mat files needs SciPy: pip install scipy") from None
+    return reader
+
+
+def merge_sbd(folder: Path, say: Callable[[str], None] = print) -> list[Path]:
+    """Add FOLDER/sbd to FOLDER/voc and FOLDER/animals, whichever are there; return those that have trainaug.txt."""
+    merged = []
+    for root in (folder / "voc", folder / "animals"):
+        try:
+            trainaug = _voc_folder(root) / "ImageSets" / "Segmentation" / "trainaug.txt"
+        except FileNotFoundError:
+            continue
+        if (folder / "sbd" / "cls").is_dir() and not trainaug.exists():
+            add_sbd(root, folder / "sbd")
+            say(f"SBD's masks are merged: {trainaug} lists {len(read_list(trainaug)):,} images.")
+        if trainaug.exists():
+            merged.append(root)
+    return merged
+
+
 def add_sbd(root: str | os.PathLike[str], sbd: str | os.PathLike[str]) -> Path:
     """Write SegmentationClassAug and trainaug.txt from SBD's `dataset` folder (cls/*.mat, train.txt, val.txt).
 
     trainaug is VOC's train and all of SBD without VOC's val: 10,582 images. VOC's own masks come first.
     """
-    try:
-        loadmat: Any = importlib.import_module("scipy.io").loadmat
-    except ImportError:
-        raise ImportError("Reading SBD's .mat files needs SciPy: pip install scipy") from None
+    loadmat = mat_reader()
     folder, sbd_folder = _voc_folder(Path(root)), need_folder(Path(sbd), "SBD's cls, train.txt and val.txt")
     need_folder(sbd_folder / "cls", "SBD's .mat files")
     lists, target = folder / "ImageSets" / "Segmentation", folder / "SegmentationClassAug"

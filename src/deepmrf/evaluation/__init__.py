@@ -8,5 +8,6 @@ temporal      temporal consistency of videos
 calibration   confidence against accuracy, and the temperature that makes them agree
 evaluate      predictors against data sets of images
 videos        models against data sets of videos
+submission    label maps for the servers of Cityscapes and VOC
 models        models by name against data by name, and files of scores
 """

@@ -5,6 +5,7 @@ A recipe in a subfolder has the folder in its name: baselines/fcn8s.
 
 from __future__ import annotations
 
+import itertools
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -49,6 +50,12 @@ def _bundled_name(name: str) -> str:
     """NAME of recipes/NAME.toml, which a reader of the documents types, also outside a checkout; else the same."""
     _, folder, rest = Path(name).as_posix().rpartition("recipes/")
     return rest.removesuffix(SUFFIX) if folder else name
+
+
+def recipe_commands(path: Path) -> list[str]:
+    """The commands in the comment that a recipe begins with: they fetch its data and weights, and train."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return [line.removeprefix("#").strip() for line in lines if line.startswith("#   ")]
 
 
 def describe_recipe(path: Path) -> str:

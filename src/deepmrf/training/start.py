@@ -20,6 +20,7 @@ from deepmrf.layers import MeanField
 from deepmrf.models.names import from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.training.recipe import Recipe, RecipeError, UnaryRecipe, recipe_from_dict
+from deepmrf.training.recipes import bundled_recipes
 from deepmrf.unary.own import OwnNetwork, code_name, own_network
 
 STATE_FILE, METRICS_FILE, RECIPE_FILE = "state.safetensors", "metrics.json", "recipe.json"
@@ -113,6 +114,9 @@ def _new_model(
         message(str(model.unary.load_imagenet(path)))  # type: ignore[operator]
     if recipe.unary.start:
         folder = Path(recipe.unary.start)
+        if not folder.exists() and folder.parent.parent == Path("runs") and folder.parent.name in bundled_recipes():
+            remedy = f"train it first: deepmrf train {folder.parent.name}"
+            raise RecipeError(f"unary.start: there is no model {folder}; {remedy}")
         own = copy.deepcopy(network)
         start = from_folder(folder, own) if folder.is_dir() else open_model(recipe.unary.start, own)
         shapes = {name: value.shape for name, value in model.unary.state_dict().items()}
