@@ -20,17 +20,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from cached import Cached, Training, all_at_once, cache, contexts_phase, learn, measure, penalty_phase
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 import deepmrf
 from deepmrf.data import open_data
 from deepmrf.data.transforms import Augment
 from deepmrf.layers import MeanField
 from deepmrf.models.parsing_network import read_model
-from deepmrf.training.loss import cross_entropy, lovasz
-from deepmrf.training.optimiser import rate_at
-from deepmrf.training.recipe import Stage
 
 BASE: dict[str, Any] = {"kernel": "gaussian", "gate": False, "window": 51, "contexts": 5, "context_size": 9}
 
@@ -97,21 +95,6 @@ def variants(changes: dict[str, Any]) -> list[Variant]:
 TIMES = (2, 3, 5, 10)
 """How often the base's mean-field step is repeated besides once, as it was trained."""
 
-Cached = tuple[Tensor, Tensor, Tensor]
-"""Log-probabilities (L, H, W) of float16, image (3, H, W) of uint8, mask (H, W) of uint8."""
-
-
-@torch.inference_mode()
-def cache(model: deepmrf.DeepParsingNetwork, pairs: list[tuple[np.ndarray, np.ndarray]], device: str) -> list[Cached]:
-    """The network's output of each image, kept on the device."""
-    outputs = []
-    for image, mask in pairs:
-        picture = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None].to(device)
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-            log_p = model.log_unary(picture)
-        outputs.append((log_p[0].half(), picture[0], torch.from_numpy(np.ascontiguousarray(mask)).to(device)))
-    return outputs
-
 
 def views(pairs: list[tuple[np.ndarray, np.ndarray]], count: int, colour: float, seed: int) -> list[Any]:
     """`count` augmented views of each image."""
@@ -126,76 +109,18 @@ def views(pairs: list[tuple[np.ndarray, np.ndarray]], count: int, colour: float,
     return pairs_seen
 
 
-def learn(variant: Variant, data: list[Cached], labels: int, ignore: int, seed: int, batch: int) -> MeanField:
+def learn_variant(variant: Variant, data: list[Cached], labels: int, ignore: int, seed: int, batch: int) -> MeanField:
     """The variant's MRF, trained on the cached outputs."""
     torch.manual_seed(seed)
-    device = data[0][0].device
-    mrf = MeanField(labels, **variant.settings).to(device)
-    random = np.random.default_rng(seed)
-    weights = class_weights(data, labels, variant.balance)
-    phases = [("triple_penalty", variant.penalty_steps, variant.penalty_rate)]
-    contexts = mrf.label_contexts
-    if contexts is not None:
-        contexts.set_compatibility(torch.eye(labels))
-        phases.append(("label_contexts", variant.contexts_steps, variant.contexts_rate))
-    with torch.no_grad():
-        mrf.triple_penalty.scale.zero_()
-    if variant.joint and contexts is not None:
-        phases = [("all", variant.penalty_steps + variant.contexts_steps, variant.contexts_rate)]
-    for name, steps, rate in phases:
-        if name != "triple_penalty" and contexts is not None:
-            with torch.no_grad():
-                contexts.weight.add_(torch.randn_like(contexts.weight) * 1e-2 / contexts.weight[0, 0].numel())
-        part: nn.Module = mrf if name == "all" else getattr(mrf, name)
-        mrf.requires_grad_(False)
-        part.requires_grad_(True)
-        if name == "triple_penalty":  # what is added to every label alike has no gradient but rounding errors
-            mrf.triple_penalty.shift.requires_grad_(False)
-        optimiser = torch.optim.Adam([p for p in part.parameters() if p.requires_grad], lr=rate)
-        stage = Stage(name, ("triple_penalty",), steps=steps)
-        for step in range(steps):
-            optimiser.param_groups[0]["lr"] = rate * rate_at(stage, step)
-            chosen = [data[i] for i in random.integers(len(data), size=batch)]
-            log_p, image, target = (torch.stack(part) for part in zip(*chosen, strict=True))
-            log_q = mrf(log_p.float(), image)
-            total, count = cross_entropy(log_q, target.long(), weights, ignore)
-            loss = total / count.clamp_min(1)
-            if variant.lovasz:
-                loss = loss + variant.lovasz * lovasz(log_q, target.long(), ignore)
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(part.parameters(), 5.0)
-            optimiser.step()
-    return mrf.eval()
-
-
-def class_weights(data: list[Cached], labels: int, balance: float) -> Tensor | None:
-    """A weight per label that falls with its frequency, averaging 1."""
-    if not balance:
-        return None
-    counts = torch.stack([torch.bincount(mask.flatten().long(), minlength=256) for _, _, mask in data]).sum(0)
-    weights = (counts[:labels] / counts[:labels].sum()).clamp_min(1e-5) ** -balance
-    return weights / weights.mean()
-
-
-@torch.inference_mode()
-def measure(mrf: MeanField | None, data: list[Cached], labels: int, ignore: int) -> dict[str, float]:
-    """mIoU and pixel accuracy over a cached split; no MRF: the network alone."""
-    device = data[0][0].device
-    confusion = torch.zeros(labels * labels, device=device, dtype=torch.long)
-    for log_p, image, mask in data:
-        log_q = log_p[None].float() if mrf is None else mrf(log_p[None].float(), image[None])
-        seen = mask != ignore
-        pairs = mask[seen].long() * labels + log_q[0].argmax(0)[seen]
-        confusion += torch.bincount(pairs, minlength=labels * labels)
-    table = confusion.view(labels, labels).double()
-    both = table.diag()
-    iou = both / (table.sum(0) + table.sum(1) - both).clamp_min(1)
-    return {
-        "miou": float(iou[table.sum(1) > 0].mean()) * 100,
-        "pixels": float(both.sum() / table.sum()) * 100,
-        "iou": [round(100 * x, 2) for x in iou.tolist()],  # type: ignore[dict-item]
-    }
+    mrf = MeanField(labels, **variant.settings)
+    if variant.joint:
+        phases = [all_at_once(mrf, seed, variant.penalty_steps + variant.contexts_steps, variant.contexts_rate)]
+    else:
+        phases = [penalty_phase(mrf, variant.penalty_steps, variant.penalty_rate)]
+        if mrf.label_contexts is not None:
+            phases.append(contexts_phase(mrf, seed, variant.contexts_steps, variant.contexts_rate))
+    training = Training(labels, ignore, seed, batch, variant.lovasz, variant.balance)
+    return learn(mrf, phases, data, training)
 
 
 def main() -> None:
@@ -269,7 +194,7 @@ def main() -> None:
         }
         before = time.time()
         tried = replace(variant, balance=min(variant.balance, arguments.balance), **steps)
-        mrf = learn(tried, data, labels, ignore, arguments.seed, arguments.batch)
+        mrf = learn_variant(tried, data, labels, ignore, arguments.seed, arguments.batch)
         taken = time.time() - before
         scores = measure(mrf, val_outputs, labels, ignore)
         numbers = {n: round(float(p.detach()), 4) for n, p in mrf.triple_penalty.named_parameters() if p.numel() == 1}
