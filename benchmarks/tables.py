@@ -13,7 +13,7 @@
     video        Table 4: b12 and b13 over three frames, linked along optical flow, on the frames of val as a video
     joint        Figure 9(a): all parts from the start, for as many steps as the four stages together
     baselines    other networks by the recipes in recipes/baselines
-    report       means and spreads over the seeds that are there, as Markdown
+    report       means and spreads over the seeds that are there, as Markdown, and curves.png of Figure 9(a)
 
 Tables 3(a) to 3(c), iterations and additions learn behind the network of the first stage, which stays as it is: its
 output on all images is computed once, and every row takes as many steps on the same images. A row that is in the JSON
@@ -55,9 +55,9 @@ PAPER: dict[str, Any] = {"kernel": "distance", "gate": True, "window": 50, "cont
 BASELINES = ("fcn8s", "segnet", "dilation8", "deeplab")
 WINDOWS = (10, 50, 100)
 VIDEO_RECIPES = {"2-D": "paper/camvid-2d-clips", "3-D": "paper/camvid-3d"}
-TUNING_IMAGES = 92
+TUNING_IMAGES = 24
 """Training images on which the parameters of the dense CRF are tuned."""
-TUNING_TRIALS = 60
+TUNING_TRIALS = 16
 """Sets of parameters that are tried."""
 CURVE_STEPS = 500
 """Steps between evaluations of the curves of training."""
@@ -389,6 +389,41 @@ def report(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def draw_curves(folder: Path) -> None:
+    """curves.png: mIoU by steps of the four stages and of all at once, of the first seed that has both."""
+    from matplotlib import pyplot
+
+    for path in sorted(folder.glob("seed-*.json")):
+        rows = json.loads(path.read_text())["tables"]
+        if "joint" not in rows or "stages" not in rows:
+            continue
+        steps = [stage.steps for stage in read_recipe(RECIPES / "paper/camvid.toml").stage]
+        figure, axes = pyplot.subplots(figsize=(5.2, 3.2), layout="constrained")
+        ends = dict(zip(rows["stages"], itertools.accumulate(steps), strict=False))
+        for row, label, marker in (
+            (rows["stages"]["joint"], "one stage after the other", "o-"),
+            (rows["joint"]["all at once"], "all at once", "s--"),
+        ):
+            points = [curve_point(name, miou, ends, steps) for name, miou in row["curve"] if "alone" not in name]
+            axes.plot(*zip(*points, strict=True), marker, label=label, markersize=4)
+        for end in list(ends.values())[:-1]:
+            axes.axvline(end, color="0.8", linewidth=0.8, zorder=0)
+        axes.set(xlabel="optimiser steps", ylabel="mIoU, CamVid val", xlim=(0, None))
+        axes.legend(frameon=False)
+        figure.savefig(folder / "curves.png", dpi=130)
+        pyplot.close(figure)
+        return
+
+
+def curve_point(name: str, miou: float, ends: dict[str, int], steps: list[int]) -> tuple[int, float]:
+    """Steps of all stages until an evaluation called "STAGE, step N", or "STAGE" at its end, and its mIoU."""
+    stage, _, step = name.partition(", step ")
+    if stage not in ends:
+        return int(step or sum(steps)), miou
+    before = ends[stage] - dict(zip(ends, steps, strict=True))[stage]
+    return before + int(step) if step else ends[stage], miou
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -407,6 +442,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.tables == ["report"]:
         print(report(arguments.out))
+        draw_curves(arguments.out)
         return
     if not arguments.data:
         parser.error("--data is missing: name the images, as in --data camvid:PATH.")

@@ -71,7 +71,6 @@ def _new_run(
     accelerate = optional("accelerate", "Training needs", "train")
     accelerator = accelerate.Accelerator(mixed_precision=recipe.precision)
     accelerate.utils.set_seed(recipe.seed)
-    torch.backends.cudnn.benchmark = True  # all crops have one size, so the search for the fastest convolution pays
     data, val = open_splits(recipe)
     model = build_model(recipe, data, message, network).to(accelerator.device)
     check_finish(recipe, model)
