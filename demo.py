@@ -75,11 +75,7 @@ def steps(model: DeepParsingNetwork, photo: np.ndarray) -> list[Step]:
     t, penalty_time = timed(lambda: mrf.triple_penalty(mrf.belief(log_p), image))
     penalty, contexts_time = timed(lambda: contexts(t))
     whole = (mrf.tempered(log_p) - penalty).log_softmax(1)
-    # b12 alone: the same pixel's own label pays its share of the patterns' centre.
-    eye = torch.eye(mrf.labels)
-    centre = contexts.weight[:, :, contexts.size[0] // 2, contexts.size[1] // 2]
-    own = (centre.view(mrf.labels, -1, mrf.labels) * eye[:, None]).sum(2).mean(1)
-    alone = (mrf.tempered(log_p) - own.view(1, -1, 1, 1) * t).log_softmax(1)
+    alone = (mrf.tempered(log_p) - t).log_softmax(1)  # stage 2: label contexts as the identity
     return [
         Step("b1 to b11: network", "the network alone, six looks", log_p[0], unary_time),
         Step("b12: triple penalty", "similar pixels nearby agree", alone[0], penalty_time),

@@ -20,7 +20,7 @@ flow          optical flow, and warping along it
 losses        DenseCRFLoss and GatedCRFLoss, for networks taught by few labels
 densecrf      pydensecrf's names on the same maths: DenseCRF2D, unary_from_softmax, ...
 ops           the maths as pure functions on tensors, with slow references and fast kernels
-figures       overlays and panels
+figures       overlays, and what an MRF has learned, drawn from numbers
 data          data sets, labels, augmentation, reading and writing of files
 
 pretrained    the weights of the bundled models

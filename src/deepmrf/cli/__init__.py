@@ -3,8 +3,8 @@
 console       how commands fail, show progress, and print tables and sentences
 process       threads, memory and output of the process, set when a command runs
 network       the option --network: a network of the user's own
-predict, video, fit, refine, train, evaluate, calibrate, export, models, bench, doctor, data: one file per command;
-page is that of `deepmrf app`
+predict, video, fit, refine, train, evaluate, explain, calibrate, export, models, bench, doctor, data: one file per
+command; page is that of `deepmrf app`
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from deepmrf.cli.calibrate import CALIBRATE_HELP, calibrate_command
 from deepmrf.cli.data import data_app
 from deepmrf.cli.doctor import DOCTOR_HELP, doctor_command
 from deepmrf.cli.evaluate import EVALUATE_HELP, evaluate_command
+from deepmrf.cli.explain import EXPLAIN_HELP, explain_command
 from deepmrf.cli.export import EXPORT_HELP, export_command
 from deepmrf.cli.fit import FIT_HELP, fit_command
 from deepmrf.cli.models import MODELS_HELP, models_command
@@ -59,6 +60,7 @@ app.command(name="app", help=APP_HELP)(app_command)
 app.command(name="models", help=MODELS_HELP)(models_command)
 app.command(name="train", help=TRAIN_HELP)(train_command)
 app.command(name="evaluate", help=EVALUATE_HELP)(evaluate_command)
+app.command(name="explain", help=EXPLAIN_HELP)(explain_command)
 app.command(name="calibrate", help=CALIBRATE_HELP)(calibrate_command)
 app.command(name="fit", help=FIT_HELP)(fit_command)
 app.command(name="refine", help=REFINE_HELP)(refine_command)

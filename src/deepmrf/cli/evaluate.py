@@ -28,6 +28,9 @@ Several models are averaged. Prints a table; with --out writes scores.json and s
 
 [cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --stages[/cyan]: the network alone, too
 
+[cyan]deepmrf evaluate street --data camvid:data/camvid --pictures seen[/cyan]: seen/index.html, largest gains and worst
+failures first
+
 [cyan]deepmrf evaluate saved --data folder:mine --network mynet:build[/cyan]: saved around a network of your own
 
 [cyan]deepmrf evaluate runs/a/model --data cityscapes:data/cityscapes --split test --submission upload[/cyan]: label
@@ -59,6 +62,10 @@ def evaluate_command(
     device: Annotated[
         str | None, typer.Option(show_default="cuda if there is one", help="Where to compute: cpu or cuda.")
     ] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a page of all images: truth, network, model, and where the MRF gains and fails."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for scores.json and scores.csv.")] = None,
     submission: Annotated[
         Path | None,
@@ -73,21 +80,29 @@ def evaluate_command(
     facts: dict[str, Any] = {"data": data, "split": split, "models": models}
     with sentences(RuntimeError), own_code(network):
         from deepmrf.data.writing import check_folder
-        from deepmrf.evaluation.models import open_models, score_images, score_videos, submit_images, write_scores
+        from deepmrf.evaluation.models import (
+            MODEL,
+            open_models,
+            score_images,
+            score_videos,
+            submit_images,
+            write_scores,
+        )
+        from deepmrf.evaluation.pictures import Gallery
         from deepmrf.evaluation.submission import check_submission
         from deepmrf.predict.devices import chosen_device
 
-        for folder, content in ((out, "the scores"), (submission, "the label maps")):
+        for folder, content in ((out, "the scores"), (submission, "the label maps"), (pictures, "the pictures")):
             if folder is not None:  # before minutes are spent
                 check_folder(folder, content)
         target = chosen_device(device)
         opened, images = open_models(models, data, split, network)
         video = video or any(model.spans_time for model in opened)
-        if video and (scales or flip or objects):
-            given = "--scales, --flip and --objects"
+        if video and (scales or flip or objects or pictures):
+            given = "--scales, --flip, --objects and --pictures"
             raise ValueError(f"{given} are for images: leave them out for videos and models of clips.")
         if submission is not None:
-            if video or stages or objects or out is not None:
+            if video or stages or objects or out or pictures:
                 raise ValueError("--submission writes label maps of images alone: give no option for scores or videos.")
             check_submission(images)
             with Bars(console) as bars:
@@ -96,6 +111,7 @@ def evaluate_command(
                 )
             say(f"Wrote {len(paths)} label maps into {paths[0].parent}.", console)
             return
+        gallery = None if pictures is None else Gallery(pictures, images.labels)
         with Bars(console) as bars:
             if video:
                 videos = score_videos(models, opened, images, device=target, phases=bars.progress)
@@ -105,17 +121,21 @@ def evaluate_command(
                     images,
                     scales=factors,
                     flip=flip,
-                    network_too=stages,
+                    network_too=stages or gallery is not None,
                     objects=objects,
                     device=target,
                     phases=bars.progress,
+                    show=None if gallery is None else gallery.add,
                 )
+        page = None if gallery is None else gallery.write(f"{', '.join(models)}: {title}")
     if video:
         _print_videos(videos, title, console)
         facts["video"] = True
     else:
-        _print_images(scores, title, console)
+        _print_images({name: scores[name] for name in scores if stages or name == MODEL}, title, console)
         facts |= {"scales": factors, "flip": flip}
+    if page is not None:
+        say(f"Wrote {page}", console)
     if out is not None:
         with sentences():
             written = write_scores(out, facts, videos if video else scores)

@@ -30,6 +30,7 @@ EXTRAS = {
     ),
     "app": Extra({"gradio": "gradio"}, "deepmrf app"),
     "coco": Extra({"pycocotools": "pycocotools"}, "data of COCO, coco:PATH"),
+    "figures": Extra({"matplotlib": "matplotlib"}, "deepmrf explain"),
     "bench": Extra(
         {"matplotlib": "matplotlib", "pydensecrf": "pydensecrf2", "skimage": "scikit-image"}, "deepmrf bench"
     ),

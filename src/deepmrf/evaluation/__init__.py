@@ -10,4 +10,7 @@ evaluate      predictors against data sets of images
 videos        models against data sets of videos
 submission    label maps for the servers of Cityscapes and VOC
 models        models by name against data by name, and files of scores
+steps         what each layer of a model makes of an image
+explain       the HTML report of a model: what it has learned, and its layers at work
+pictures      the HTML page of evaluated images: gains and failures
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from deepmrf.data.progress import Progress, no_progress
 from deepmrf.evaluation.metrics import Scores, SegmentationMetrics
 from deepmrf.predict.scales import Predictor
 
+Show = Callable[[Item, Tensor, Tensor, dict[str, Tensor]], None]
+"""Called with an item, its image (3, H, W) of uint8, its mask (H, W), and the labels (H, W) of each predictor."""
 NO_LABELS = "No pixel of these images has a label: give a split with labelled images."
 
 
@@ -28,22 +30,38 @@ def evaluate(
     share: (index of this process, number of processes); each process takes its share of the images.
     objects: measure LA by objects, too.
     """
+    return evaluate_parts({"": predict}, data, device, progress, share, objects)[""]
+
+
+def evaluate_parts(
+    parts: Mapping[str, Predictor],
+    data: Dataset,
+    device: torch.device | str = "cpu",
+    progress: Progress = no_progress,
+    share: tuple[int, int] = (0, 1),
+    objects: bool = False,
+    show: Show | None = None,
+) -> dict[str, Scores]:
+    """Return the scores of each of several predictors, by name; each image is read once.
+
+    show: called with the labels of each image. The rest is as in `evaluate`.
+    """
     if objects and not any(item.objects for item in data):
         raise ValueError(
             "No image of this data has its objects numbered: give VOC with SegmentationObject, or Cityscapes with "
             "gtFine's instanceIds files."
         )
-    metrics = new_metrics(data, device)
+    metrics = {name: new_metrics(data, device) for name in parts}
     indices = range(share[0], len(data), share[1])
     for done, (index, (image, mask)) in enumerate(zip(indices, labelled_images(data, indices), strict=True), start=1):
+        labels = {name: predict(image.to(device)).argmax(1) for name, predict in parts.items()}
         numbers = data.read_objects(data[index]) if objects else None
-        metrics.update(
-            predict(image.to(device)).argmax(1),
-            mask.to(device),
-            None if numbers is None else torch.from_numpy(numbers)[None],
-        )
+        for name, ids in labels.items():
+            metrics[name].update(ids, mask.to(device), None if numbers is None else torch.from_numpy(numbers)[None])
+        if show is not None:
+            show(data[index], image[0], mask[0], {name: ids[0].cpu() for name, ids in labels.items()})
         progress(done, len(indices))
-    return computed(metrics)
+    return {name: computed(values) for name, values in metrics.items()}
 
 
 def new_metrics(data: Dataset, device: torch.device | str) -> SegmentationMetrics:

@@ -16,7 +16,7 @@ from deepmrf.data import open_data
 from deepmrf.data.dataset import Dataset
 from deepmrf.data.progress import Phases, no_phases
 from deepmrf.data.writing import write_text
-from deepmrf.evaluation.evaluate import evaluate
+from deepmrf.evaluation.evaluate import Show, evaluate_parts
 from deepmrf.evaluation.metrics import Scores
 from deepmrf.evaluation.submission import write_submission
 from deepmrf.evaluation.videos import VideoScores, evaluate_video, video_models
@@ -24,6 +24,9 @@ from deepmrf.models.names import from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.scales import Model, combined
 from deepmrf.unary.own import OwnNetwork
+
+NETWORK, MODEL = "network alone", "whole model"
+"""The parts that `score_images` tells apart."""
 
 
 def open_models(
@@ -54,18 +57,17 @@ def score_images(
     objects: bool = False,
     device: torch.device | str = "cpu",
     phases: Phases = no_phases,
+    show: Show | None = None,
 ) -> dict[str, Scores]:
     """Scores of the average of the models ("whole model") and, if asked, of their networks ("network alone").
 
-    objects: measure LA by objects, too.
+    objects: measure LA by objects, too. show: called with the labels of each image, by the same names.
     """
     models = [model.to(device) for model in models]
-    parts: dict[str, Sequence[Model]] = {"network alone": [model.log_unary for model in models]} if network_too else {}
-    parts["whole model"] = models
-    return {
-        name: evaluate(combined(part, scales, flip), data, device, phases(name), objects=objects)
-        for name, part in parts.items()
-    }
+    parts: dict[str, Sequence[Model]] = {NETWORK: [model.log_unary for model in models]} if network_too else {}
+    parts[MODEL] = models
+    predictors = {name: combined(part, scales, flip) for name, part in parts.items()}
+    return evaluate_parts(predictors, data, device, phases("images"), objects=objects, show=show)
 
 
 def submit_images(

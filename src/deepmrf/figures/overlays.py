@@ -1,4 +1,4 @@
-"""Figures: label maps in colour over their image, with a legend, and pictures side by side.
+"""Overlays: label maps in colour over their image, with a legend, and pictures side by side.
 
 Images are numpy arrays (H, W, 3) of uint8, label maps (H, W) of ints.
 """
