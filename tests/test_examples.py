@@ -34,6 +34,34 @@ def test_from_pydensecrf():
     assert results["dense CRF, voc"] < results["network"]
 
 
+def test_train_on_your_folder():
+    scores = run(3)["scores"]
+    assert list(scores) == ["unary", "triple penalty", "label contexts"]
+    assert scores["label contexts"]["miou"] > scores["unary"]["miou"] + 0.02
+
+
+def test_video():
+    pytest.importorskip("av")
+    scope = run(4)
+    assert scope["report"].frames == 5
+    miou, consistency = zip(*scope["results"].values(), strict=True)
+    assert list(miou) == sorted(miou)
+    assert consistency[3] > consistency[1]
+
+
+def test_volumes():
+    pytest.importorskip("nibabel")
+    results = run(5)["results"]
+    assert results["deepmrf fit"].mean() > results["dense CRF"].mean() > results["network"].mean() + 0.05
+
+
+def test_weak_labels():
+    scores = run(6)["scores"]
+    assert scores["+ 0.05 gated"] > scores["scribbles alone"] + 0.03
+    assert scores["+ 0.002 dense"] > scores["scribbles alone"]
+    assert scores["+ 0.5 gated: too much"] < scores["scribbles alone"]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_files(path):
     """Small, executed without an error, and with links that lead somewhere."""
