@@ -43,5 +43,8 @@ docs: $(VENV)-docs/installed  ## build the site: build/site/index.html; broken l
 	$(PYTHON) docs/site.py build/docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet
 
+faults: $(BIN)/installed  ## damage files, kill processes, fill disks: a table of what deepmrf makes of it, in some minutes
+	$(BIN)/python tests/faults
+
 clean:  ## remove the virtual environment and what was built
 	rm -rf $(VENV) $(VENV)-docs dist build demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

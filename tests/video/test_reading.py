@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 from fractions import Fraction
 from pathlib import Path
@@ -29,6 +30,18 @@ def test_frames_and_times_are_exact(film, pictures):
 def test_sound_is_noticed(film):
     path = film("a.mov", sound=0.2)
     assert open_source(path).sound == path
+
+
+def test_frames_that_were_read_leave_memory_at_once(film, pictures):
+    source = open_source(film("a.mov", pictures(20, (32, 48))))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in source.frames():
+            alive = sum(type(thing) is av.VideoFrame for thing in gc.get_objects())
+        assert alive <= 3
+    finally:
+        gc.enable()
 
 
 def turned(path, matrix):

@@ -176,11 +176,15 @@ class VideoFile(FrameSource):
         return max(0, int(seconds * self.rate))
 
     def _raw(self) -> RawFrames:
-        number = 0
+        number, matrix, last_rotation = 0, None, None
         with self._container:
             for frame in self._decoded():
                 try:
-                    image, sides_swapped = upright(frame.to_ndarray(format="rgb24"), _matrix(frame))
+                    # A frame that was asked for its side data is in a cycle: it stays until the garbage collector runs.
+                    rotation = getattr(frame, "rotation", 0)
+                    matrix = _matrix(frame) if rotation != last_rotation else matrix
+                    last_rotation = rotation
+                    image, sides_swapped = upright(frame.to_ndarray(format="rgb24"), matrix)
                 except (self._av.FFmpegError, ValueError):
                     self.skipped += 1
                     continue
