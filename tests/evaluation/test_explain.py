@@ -13,10 +13,13 @@ from deepmrf.data import synthetic
 from deepmrf.data.labels import CAMVID
 from deepmrf.evaluation.explain import Picture, _changed_pixel, explain, parse_pairs, pictures_of
 from deepmrf.evaluation.steps import LayerSteps
+from deepmrf.figures.contexts import strongest_pairs
 from deepmrf.models.parsing_network import read_model
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.usefixtures("plain_torch")
+MET = np.repeat([[1] * 8 + [2] * 16 + [3] * 8], 24, axis=0).astype(np.uint8)
+"""Labels (24, 32) where 1 meets 2, and 2 meets 3."""
 IMAGE = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
 
 
@@ -104,3 +107,18 @@ def test_pictures_are_spread_over_a_data_set():
     assert [picture.name for picture in pictures_of(data)] == ["00000", "00004", "00008"]
     assert len(pictures_of(data[:2])) == 2
     assert pictures_of(data)[0].truth.shape == (24, 32)
+
+
+def test_pairs_that_meet_go_before_stronger_ones(model_folder, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("deepmrf.figures.contexts.patterns", lambda gains, pairs, *rest: drawn.append((gains, pairs)))
+    monkeypatch.setattr("deepmrf.evaluation.explain._Report._figure", lambda *_: "")
+    monkeypatch.setattr(
+        "deepmrf.evaluation.explain.layer_steps",
+        lambda model, image: LayerSteps([("network", MET), ("model", MET)], np.zeros_like(MET)),
+    )
+    explain(read_model(model_folder), "tiny", [Picture("a", IMAGE)], tmp_path)
+    explain(read_model(model_folder), "tiny", [], tmp_path)
+    (gains, met), (_, strongest) = drawn
+    assert {*map(frozenset, met)} == {frozenset((1, 2)), frozenset((2, 3))}
+    assert strongest == strongest_pairs(gains)[:4]

@@ -49,7 +49,10 @@ def explain_command(
     ] = None,
     pairs: Annotated[
         str | None,
-        typer.Option(metavar="A:B,...", help="Labels whose patterns to show. [the pairs that gain most]"),
+        typer.Option(
+            metavar="A:B,...",
+            help="Labels whose patterns to show. [the pairs that gain most, of those in the pictures]",
+        ),
     ] = None,
     network: NetworkOption = None,
 ) -> None:

@@ -110,7 +110,8 @@ def explain(
     """Write the report of a model into a folder.
 
     pixel: (x, y) where b12's window is shown; None takes a pixel that the MRF changed. pairs: labels (A, B) whose
-    patterns are drawn; None takes those that gain most. progress: two steps per picture, and one for the model.
+    patterns are drawn; None takes those that gain most, of those that meet in the pictures.
+    progress: two steps per picture, and one for the model.
     """
     segmenter = Segmenter(model, device="cpu", size=trained_size([model]) or MAX_SIDE)
     report, total = _Report(model, folder), 2 * len(pictures) + 1
@@ -192,13 +193,24 @@ class _Report:
             clips = mrf.dims == 3 and mrf.label_contexts.size[0] > 1
             for frame in (0, -1) if clips else (0,):
                 gains = context_figures.label_gains(weight, scale, mrf.label_contexts.contexts, frame)
-                self._add_contexts(gains, frame, pairs or context_figures.strongest_pairs(gains, PAIRS_SHOWN))
+                self._add_contexts(gains, frame, pairs)
         if scores := stage_scores(self.model):
             caption = "TA, LA and BA on the validation images after each stage of training, from the model's card."
             self._section("Stage by stage", [self._figure("stages", stage_bars(scores), caption)])
 
-    def _add_contexts(self, gains: Floats, frame: int, pairs: Sequence[Pair]) -> None:
-        names, contexts, size = self.model.labels.names, gains.shape[2], (gains.shape[3], gains.shape[4])
+    def _pairs(self, gains: Floats) -> list[Pair]:
+        """The pairs that gain most, of those that meet in the pictures if any do."""
+        pairs = context_figures.strongest_pairs(gains)
+        met = [pair for pair in pairs if self._shares(gains, pair) is not None]
+        return (met or pairs)[:PAIRS_SHOWN]
+
+    def _shares(self, gains: Floats, pair: Pair) -> Floats | None:
+        maps = [(e.labels, e.steps.active) for e in self.explained if e.steps.active is not None]
+        return context_figures.meeting_shares(maps, pair, gains.shape[2], (gains.shape[3], gains.shape[4]))
+
+    def _add_contexts(self, gains: Floats, frame: int, pairs: Sequence[Pair] | None) -> None:
+        names, size = self.model.labels.names, (gains.shape[3], gains.shape[4])
+        pairs = pairs or self._pairs(gains)
         suffix, when = ("-before", ": from one frame to the next") if frame else ("", "")
         matrix = context_figures.compatibility(context_figures.total_gains(gains), names, frame)
         caption = (
@@ -212,8 +224,7 @@ class _Report:
         if self.explained and not frame:
             caption += ", weighted by how often each won where B meets A (per cent). Last: where B is around A in the "
             caption += "labels of the pictures"
-            active = [(e.labels, e.steps.active) for e in self.explained if e.steps.active is not None]
-            shares = [context_figures.meeting_shares(active, pair, contexts, size) for pair in pairs]
+            shares = [self._shares(gains, pair) for pair in pairs]
             truths = [e.labels if e.picture.truth is None else e.picture.truth for e in self.explained]
             seen = [context_figures.arrangement(truths, pair, size) for pair in pairs]
         figure = context_figures.patterns(gains, pairs, names, shares, seen, frame)

@@ -20,7 +20,7 @@ from deepmrf.data.images import shrunk
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.writing import replacing, write_text
 from deepmrf.evaluation.models import MODEL, NETWORK
-from deepmrf.figures import overlay, panels
+from deepmrf.figures import overlay, pale, panels
 from deepmrf.figures.drawing import LABEL_OPACITY
 from deepmrf.figures.pages import linked_figure, page
 
@@ -109,7 +109,7 @@ def difference(
     image: Bytes, truth: NDArray[np.integer], network: NDArray[np.integer], model: NDArray[np.integer], ignore: int
 ) -> Bytes:
     """Return the image in pale grey, with the pixels that are wrong in one of the maps, or in both, in colours."""
-    picture = np.repeat(image.mean(2, keepdims=True) * 0.3 + 170, 3, axis=2)
+    picture = pale(image)
     wrong_before, wrong_after = ((ids != truth) & (truth != ignore) for ids in (network, model))
     picture[wrong_before & ~wrong_after] = GAINED
     picture[~wrong_before & wrong_after] = LOST

@@ -12,6 +12,6 @@ The functions of contexts, steps, bars and window take arrays, compute nothing o
 figure; `drawing.save` writes it.
 """
 
-from deepmrf.figures.overlays import LegendEntry, legend, overlay, panels
+from deepmrf.figures.overlays import LegendEntry, legend, overlay, pale, panels
 
-__all__ = ["LegendEntry", "legend", "overlay", "panels"]
+__all__ = ["LegendEntry", "legend", "overlay", "pale", "panels"]

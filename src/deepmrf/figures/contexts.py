@@ -59,15 +59,15 @@ def total_gains(gains: Floats) -> Floats:
     return totals
 
 
-def strongest_pairs(gains: Floats, count: int) -> list[Pair]:
-    """Return the pairs of two labels whose total gains are largest, each pair in one of its two orders."""
+def strongest_pairs(gains: Floats) -> list[Pair]:
+    """Return all pairs of two labels, the largest total gains first, each pair in one of its two orders."""
     totals = total_gains(gains)
     pairs: list[Pair] = []
     for index in np.argsort(-totals, axis=None):
         a, b = divmod(int(index), len(totals))
         if a != b and (b, a) not in pairs:
             pairs.append((a, b))
-    return pairs[:count]
+    return pairs
 
 
 def arrangement(label_maps: Sequence[Ids], pair: Pair, size: tuple[int, int]) -> Floats:

@@ -41,6 +41,12 @@ def overlay(image: Bytes, labels: NDArray[Any], colours: Bytes, opacity: float =
     return picture
 
 
+def pale(image: Bytes) -> NDArray[np.float64]:
+    """Return the image in pale grey, (H, W, 3) of 0 to 255, for colours to be painted on."""
+    grey: NDArray[np.float64] = np.repeat(image.mean(2, keepdims=True) * 0.3 + 170, 3, axis=2)
+    return grey
+
+
 def legend(size: tuple[int, int], entries: Sequence[LegendEntry]) -> Image.Image:
     """Draw a sheet with room for a picture of (width, height) at its top left, and the entries below or beside it.
 

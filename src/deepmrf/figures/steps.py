@@ -21,7 +21,7 @@ from deepmrf.figures.drawing import (
     show_picture,
     styled,
 )
-from deepmrf.figures.overlays import overlay
+from deepmrf.figures.overlays import overlay, pale
 
 Ids = NDArray[np.integer]
 Change = tuple[int, int, int]
@@ -38,7 +38,7 @@ def changes(before: Ids, after: Ids, labels: int) -> list[Change]:
 
 def changed_pixels(image: Bytes, before: Ids, after: Ids, colours: Bytes) -> Bytes:
     """Return the image in pale grey, with each pixel whose label differs in the colour of its label after."""
-    picture = np.repeat(image.mean(2, keepdims=True) * 0.3 + 170, 3, axis=2)
+    picture = pale(image)
     changed = before != after
     picture[changed] = colours[after[changed]]
     return picture.astype(np.uint8)
