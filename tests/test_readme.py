@@ -92,3 +92,21 @@ def test_python(here, python_blocks):
 def test_the_readme_is_short():
     """One screen and a half: about a hundred lines."""
     assert len(README.splitlines()) <= 110
+
+
+GALLERY = re.search(r"## Gallery\n(.*?)\n## ", README, re.S)[1]
+MAX_PICTURE_BYTES = 80_000
+
+
+def test_the_gallery_shows_five_small_pictures_each_with_its_command():
+    """A row of commands, then the row of their pictures. Commands name files that are there."""
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in GALLERY.splitlines() if "`" in line]
+    commands = [cell for row in rows for cell in row if cell.startswith("`")]
+    pictures = re.findall(r"!\[.+?\]\((docs/gallery/\w[\w-]*\.jpg)\)", GALLERY)
+    assert len(pictures) == len(commands) == 5
+    assert sorted(pictures) == sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/gallery").iterdir())
+    assert all((ROOT / path).stat().st_size < MAX_PICTURE_BYTES for path in pictures)
+    for command in commands:
+        program, *words = shlex.split(command.strip("`"))
+        assert program == "python" or words[0] in {command.name for command in app.registered_commands}, command
+        assert all((ROOT / word).is_file() for word in words if "/" in word), command
