@@ -41,7 +41,7 @@ $(VENV)-docs/installed: docs/requirements.txt constraints.txt
 
 docs: $(VENV)-docs/installed  ## build the site: build/site/index.html; broken links and images are errors
 	$(PYTHON) docs/site.py build/docs
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build
 
 faults: $(BIN)/installed  ## damage files, kill processes, fill disks: a table of what deepmrf makes of it, in some minutes
 	$(BIN)/python tests/faults
