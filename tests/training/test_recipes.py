@@ -121,3 +121,6 @@ def test_errors_say_how_to_get_data_and_weights(tmp_path, monkeypatch):
     code, text = type_in("train", "camvid-vgg16", *precision, "--set", "data.train=synthetic:64")
     assert code == 2
     assert text.strip().endswith("fetch it with: deepmrf data get vgg16_imagenet_features")
+    code, text = type_in("train", "paper/camvid-3d", *precision, "--set", "data.train=synthetic:64")
+    assert code == 2
+    assert text.strip().endswith("no model runs/paper/camvid/model; train it first: deepmrf train paper/camvid")

@@ -84,11 +84,19 @@ def build_model(
 def _trained_model(
     recipe: Recipe, data: Dataset, message: Callable[[str], None], network: OwnNetwork | None
 ) -> DeepParsingNetwork:
+    _check_trained("start", recipe.start)
     model = open_model(recipe.start, network)
     remedy = "start from a model of the same labels"
     model.labels.check_same(f"start={recipe.start!r}", data.labels, recipe.data.train, remedy)
     message(f"Network and mean field from {recipe.start}.")
     return model
+
+
+def _check_trained(key: str, start: str) -> None:
+    """Raise a RecipeError if the model to start from is that of a bundled recipe which has not run yet."""
+    name = start.removeprefix("runs/").removesuffix("/model")
+    if start == f"runs/{name}/model" and name in bundled_recipes() and not Path(start).exists():
+        raise RecipeError(f"{key}: there is no model {start}; train it first: deepmrf train {name}")
 
 
 def _new_model(
@@ -114,9 +122,7 @@ def _new_model(
         message(str(model.unary.load_imagenet(path)))  # type: ignore[operator]
     if recipe.unary.start:
         folder = Path(recipe.unary.start)
-        if not folder.exists() and folder.parent.parent == Path("runs") and folder.parent.name in bundled_recipes():
-            remedy = f"train it first: deepmrf train {folder.parent.name}"
-            raise RecipeError(f"unary.start: there is no model {folder}; {remedy}")
+        _check_trained("unary.start", recipe.unary.start)
         own = copy.deepcopy(network)
         start = from_folder(folder, own) if folder.is_dir() else open_model(recipe.unary.start, own)
         shapes = {name: value.shape for name, value in model.unary.state_dict().items()}
