@@ -10,7 +10,7 @@ from deepmrf.data.colours import choose_colours
     "labels, count, known",
     [
         (VOC, 21, {"aeroplane": (128, 0, 0), "person": (192, 128, 128), "tvmonitor": (0, 64, 128)}),
-        (ANIMALS, 7, {"background": (0, 0, 0), "cat": (64, 0, 0), "person": (192, 128, 128)}),
+        (ANIMALS, 7, {"background": (0, 0, 0), "cat": (86, 180, 233), "person": (204, 121, 167)}),
         (CITYSCAPES, 19, {"road": (128, 64, 128), "bicycle": (119, 11, 32)}),
         (CAMVID, 11, {"sky": (128, 128, 128), "bicyclist": (0, 128, 192)}),
     ],

@@ -26,7 +26,7 @@ won where; b12's window and weights at a pixel, also at each pixel that you clic
 
 [bold]Examples[/bold]
 
-[cyan]deepmrf explain street -o explained[/cyan]: with the picture that comes with the model
+[cyan]deepmrf explain animals -o explained[/cyan]: with the picture that comes with the model
 
 [cyan]deepmrf explain street --image drive.jpg --pixel 320,240 -o explained[/cyan]
 

@@ -101,8 +101,10 @@ VOC = LabelSet(
     colours=voc_colours(21),
 )
 
-_ANIMALS = ("background", "cat", "dog", "horse", "cow", "sheep", "person")
-ANIMALS = LabelSet(_ANIMALS, tuple(VOC.colours[VOC.names.index(name)] for name in _ANIMALS))
+ANIMALS = LabelSet(  # VOC's colours of these are dark: here they are of Okabe and Ito, and a cat is blue, unlike its fur
+    names=("background", "cat", "dog", "horse", "cow", "sheep", "person"),
+    colours=((0, 0, 0), (86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167)),
+)
 
 CITYSCAPES = LabelSet(
     names=(
