@@ -285,6 +285,16 @@ def test_a_clip_has_frames(visit, tmp_path):
     assert Path(download.value.path()).stat().st_size > 500
 
 
+def test_what_the_mrf_has_learned(visit, tmp_path):
+    pytest.importorskip("matplotlib")
+    page = visit()
+    drop(page, upload(tmp_path, "cat.png", png()))
+    wait_for(page, 1)
+    page.get_by_role("tab", name="What it learned").click()
+    page.get_by_role("button", name="Explain").click()
+    page.frame_locator("iframe").get_by_role("heading", name="cat", exact=True).wait_for()
+
+
 def test_two_people_see_their_own_pictures(visit, tmp_path):
     pages = [visit(), visit()]
     for number, page in enumerate(pages):

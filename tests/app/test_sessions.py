@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,7 +14,9 @@ from PIL import Image
 
 import deepmrf
 from deepmrf.app import sessions as module
+from deepmrf.app.downloads import download
 from deepmrf.app.sessions import OWN, Sessions
+from deepmrf.app.uploads import Limits
 from deepmrf.app.views import compare
 from tests.app.test_uploads import upload, write_clip
 
@@ -66,16 +69,16 @@ def test_moving_the_mrf_runs_no_network(sessions, tmp_path, monkeypatch):
 def test_downloads_are_what_was_shown(sessions, tmp_path):
     session = sessions[sessions.segment(upload(tmp_path / "files", "a.png", draw()), "animals")]
     view = session.view(OWN, {"strength": 2})
-    with Image.open(io.BytesIO(session.download("labels.png"))) as picture:
+    with Image.open(io.BytesIO(download(session, "labels.png"))) as picture:
         assert picture.mode == "P"
         np.testing.assert_array_equal(np.array(picture), decode(view["result"])[..., 0])
-    with np.load(io.BytesIO(session.download("probabilities.npz"))) as archive:
+    with np.load(io.BytesIO(download(session, "probabilities.npz"))) as archive:
         p = archive["probabilities"]
     assert p.shape == (7, 40, 60)
     assert (p.argmax(0) == decode(view["result"])[..., 0]).mean() > 0.99  # half precision
-    assert Image.open(io.BytesIO(session.download("overlay.jpg"))).width >= 60
+    assert Image.open(io.BytesIO(download(session, "overlay.jpg"))).width >= 60
     with pytest.raises(ValueError, match=r"There is no file '../x' to download: choose one of labels.png"):
-        session.download("../x")
+        download(session, "../x")
     assert not list((tmp_path / "files").iterdir())
 
 
@@ -85,10 +88,10 @@ def test_large_pictures_are_shown_smaller_and_downloaded_as_they_are(sessions, t
     session = sessions[sessions.segment(upload(tmp_path / "files", "a.png", draw(0, (80, 160))), "animals")]
     assert decode(session.view(OWN, {})["result"]).shape == (24, 48, 3)
     assert next(iter(session.outputs.values())).log_p.shape == (1, 7, 32, 64)
-    assert Image.open(io.BytesIO(session.download("labels.png"))).size == (160, 80)
+    assert Image.open(io.BytesIO(download(session, "labels.png"))).size == (160, 80)
     monkeypatch.setattr(module, "MAX_PROBABILITIES", 1000)
     with pytest.raises(ValueError, match="The probabilities of 160 x 80 pixels are too many"):
-        session.download("probabilities.npz")
+        download(session, "probabilities.npz")
 
 
 def test_a_clip(sessions, tmp_path, monkeypatch):
@@ -97,7 +100,7 @@ def test_a_clip(sessions, tmp_path, monkeypatch):
     session = sessions[sessions.segment(path, "animals")]
     assert len({session.view(OWN, {}, frame)["picture"] for frame in (0, 1, 4, 9, -1)}) == 3  # 9 is the last, -1 is 0
     assert len(session.outputs) == 2
-    (tmp_path / "out.mp4").write_bytes(session.download("overlay.mp4"))
+    (tmp_path / "out.mp4").write_bytes(download(session, "overlay.mp4"))
     source = deepmrf.video.open_source(tmp_path / "out.mp4")
     assert [float(frame.time) for frame in source.frames()] == pytest.approx([0, 0.04, 0.08, 0.12, 0.16])
     assert not list((tmp_path / "files").iterdir())
@@ -114,7 +117,7 @@ def test_a_binary_mask_is_refined_and_stays_one(sessions, tmp_path):
     assert view["note"] == "m.png was taken for binary masks of 0 and 255."
     assert view["changes"] == [{"from": 1, "to": 0, "share": pytest.approx(3 / 60)}]
     np.testing.assert_array_equal(
-        np.array(Image.open(io.BytesIO(session.download("labels.png")))),
+        np.array(Image.open(io.BytesIO(download(session, "labels.png")))),
         np.where(np.arange(60) < 30, 0, 255) + 0 * mask,
     )
     assert not list(files.iterdir())
@@ -130,8 +133,8 @@ def test_sessions_do_not_know_each_other(sessions, tmp_path):
         sessions[names[0]]
 
 
-def test_memory_is_limited_and_the_oldest_session_goes(sessions, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_SESSION_BYTES", 2 * 40 * 60 * 3 + 100)
+def test_memory_is_limited_and_the_oldest_session_goes(sessions, tmp_path):
+    sessions.limits = Limits(session_bytes=2 * 40 * 60 * 3 + 100)
     names = [sessions.segment(upload(tmp_path / "files", "a.png", draw(seed)), "animals") for seed in range(2)]
     sessions[names[0]].clip  # noqa: B018
     names.append(sessions.segment(upload(tmp_path / "files", "a.png", draw(3)), "animals"))
@@ -154,6 +157,28 @@ def test_ten_at_once_get_their_own_results(sessions, tmp_path):
 def test_unknown_models_are_refused(sessions, tmp_path):
     with pytest.raises(ValueError, match="There is no model '/etc' here: choose one of animals"):
         sessions.segment(upload(tmp_path / "files", "a.png", draw()), "/etc")
+    assert not list((tmp_path / "files").iterdir())
+
+
+def test_the_picture_that_comes_with_a_model(sessions, tmp_path, model_folder):
+    with pytest.raises(ValueError, match="No picture comes with the model animals: choose one of your own"):
+        sessions.segment_example("animals")
+    folder = shutil.copytree(model_folder, tmp_path / "mine")
+    Image.fromarray(draw()).save(folder / "example.jpg")
+    sessions.models.append(str(folder))
+    session = sessions[sessions.segment_example(str(folder))]
+    assert session.clip.frames[0].shape == (40, 60, 3)
+    assert (folder / "example.jpg").exists()
+
+
+def test_what_the_mrf_has_learned(sessions, tmp_path):
+    pytest.importorskip("matplotlib")
+    name = sessions.segment(upload(tmp_path / "files", "my <cat>.png", draw()), "animals")
+    page = sessions.explain("animals", name)
+    assert "Label compatibility and contexts" in page
+    assert "<h2>my &lt;cat&gt;</h2>" in page
+    assert "Label compatibility and contexts" in sessions.explain("animals")
+    assert ".svg" not in page
     assert not list((tmp_path / "files").iterdir())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import gradio as gr
 
 from deepmrf.app.controls import NAMES, controls
-from deepmrf.app.sessions import DOWNLOADS, OWN, PRESET_NAMES, Session, Sessions
+from deepmrf.app.downloads import DOWNLOADS
+from deepmrf.app.sessions import OWN, PRESET_NAMES, Session, Sessions
 from deepmrf.app.uploads import Inbox
 
 TITLE = "deepmrf"
@@ -63,12 +65,14 @@ class Tab:
                     apply_default_css=False,
                     slots=list(slots),
                     hint=hint,
+                    before="network" if models else "prediction",
                 )
                 self.frame = gr.Slider(0, 1, 0, step=1, label="Frame", visible=False, buttons=[])
             with gr.Column(scale=1, min_width=280):
                 self.model = gr.Dropdown(
                     list(models), value=next(iter(models), None), label="Model", visible=bool(models)
                 )
+                self.example = gr.Button("Show an example", size="sm", visible=bool(models))
                 choices = [OWN] * bool(models) + [f"dense CRF: {name}" for name in PRESET_NAMES]
                 self.field = gr.Dropdown(choices, value=choices[0], label="MRF")
                 self.sliders = [gr.Slider(0, 1, 0, label=name, visible=False, buttons=[]) for name in NAMES]
@@ -80,6 +84,7 @@ class Tab:
         everything = [self.session, self.field, *controlled]
         live = {"show_progress": "hidden", "concurrency_limit": SIMULTANEOUS_EVENTS, "api_visibility": "private"}
         self.viewer.upload(self._open, [self.model], everything, **live)
+        self.example.click(self._show_example, [self.model], everything, **live)
         self.model.select(self._switch, [self.model, self.session], everything, **live)
         changed = [self.session, self.field, self.frame]
         self.field.select(self._choose, changed, controlled, **live)
@@ -93,6 +98,9 @@ class Tab:
                 return self.sessions.segment(paths[0], model) if model else self.sessions.refine(*paths)
 
         return self._begin(begin, request)
+
+    def _show_example(self, model: str, request: gr.Request) -> list[Any]:
+        return self._begin(lambda: self.sessions.segment_example(model), request)
 
     def _switch(self, model: str, session: str, request: gr.Request) -> list[Any]:
         """The same picture by another model."""
@@ -170,11 +178,34 @@ def build_page(sessions: Sessions, inbox: Inbox) -> gr.Blocks:
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
         gr.Markdown("### deepmrf: segment a picture, then move its Markov random field", elem_id="title")
         with gr.Tab("Segment"):
-            Tab(sessions, inbox, owners, PICTURE_SLOTS, PICTURE_HINT, sessions.models)
-        with gr.Tab("Refine your own prediction"):
+            segment = Tab(sessions, inbox, owners, PICTURE_SLOTS, PICTURE_HINT, sessions.models)
+        with gr.Tab("Refine"):
             Tab(sessions, inbox, owners, PREDICTION_SLOTS, PREDICTION_HINT)
+        with gr.Tab("What it learned"):
+            _add_explanation(sessions, segment)
         page.unload(forget)
     return page
+
+
+def _add_explanation(sessions: Sessions, segment: Tab) -> None:
+    """The tab with the report of `deepmrf explain`: of a model, and of the picture that is shown in the first tab."""
+
+    def explain(model: str, name: str) -> str:
+        try:
+            report = sessions.explain(model, name)
+        except ERRORS as error:
+            return f"<p>{html.escape(_sentence(error))}</p>"
+        frame = "width: 100%; height: 85vh; border: 0; border-radius: 10px; background: white"
+        return (
+            f'<iframe title="report" sandbox="allow-scripts" style="{frame}" srcdoc="{html.escape(report)}"></iframe>'
+        )
+
+    with gr.Row():
+        model = gr.Dropdown(sessions.models, value=sessions.models[0], label="Model")
+        button = gr.Button("Explain", variant="primary", scale=0, min_width=200)
+    gr.Markdown("Label compatibility, contexts and, of the picture in the first tab, what each layer does to it.")
+    report = gr.HTML(min_height=200)
+    button.click(explain, [model, segment.session], report, concurrency_limit=2, api_visibility="private")
 
 
 def _asset(name: str) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from deepmrf.app.downloads import download
 from deepmrf.app.sessions import Sessions
 from deepmrf.app.uploads import MEGABYTE, Inbox, Limits
 from deepmrf.data.extras import optional
@@ -46,8 +47,9 @@ def serve(
     """
     listener = _listen(host, port)
     with listener, tempfile.TemporaryDirectory(prefix="deepmrf-app-") as folder:
-        # Gradio reads these when it is imported.
+        # Gradio and matplotlib read these when they are imported.
         os.environ |= {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        os.environ["MPLCONFIGDIR"] = folder
         optional("gradio", "The page needs", "app")
         import uvicorn
 
@@ -146,7 +148,7 @@ def _add_routes(server: Any, sessions: Sessions, inbox: Inbox) -> None:
         name = request.path_params["name"]
         try:
             session = sessions[request.path_params["session"]]
-            content = await run_in_threadpool(session.download, name)
+            content = await run_in_threadpool(download, session, name)
         except (KeyError, ValueError, OSError, ImportError) as error:
             return PlainTextResponse(str(error.args[0] if error.args else error), 404)
         disposition = f"attachment; filename*=utf-8''{quote(f'{session.clip.name}_{name}')}"

@@ -1,4 +1,4 @@
-"""Session: one person's picture or clip, the network's output for it, results and downloads.
+"""Session: one person's picture or clip, the network's output for it, and results.
 
 The network runs once for each frame; moving the MRF computes the MRF alone. Sessions have names that cannot be guessed,
 so that nobody sees another person's pictures; those that were not used for longest are dropped when memory is short.
@@ -6,6 +6,8 @@ so that nobody sees another person's pictures; those that were not used for long
 
 from __future__ import annotations
 
+import copy
+import re
 import secrets
 import tempfile
 import threading
@@ -20,37 +22,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from deepmrf.app.controls import adjust
 from deepmrf.app.uploads import Clip, Limits, read_clip, read_prediction, received
 from deepmrf.app.views import compare, maps_url, palette, picture_url
-from deepmrf.data.files import Bytes
+from deepmrf.data.files import Bytes, read_image
 from deepmrf.data.images import shrunk
 from deepmrf.data.labels import LabelSet
+from deepmrf.evaluation.explain import Picture, explain
 from deepmrf.layers import MeanField
 from deepmrf.layers.crf import PRESETS, preset
+from deepmrf.models.names import find_folder
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.result import Segmentation
 from deepmrf.predict.scales import Labels, enlarged_labels
 from deepmrf.predict.segmenter import Segmenter, load
 from deepmrf.refine.label_ids import LabelIds
-from deepmrf.video.writing import Writer
 
 Values = Mapping[str, float | None]
 """Values of controls, by name."""
 OWN = "the model's own"
 """The MRF that a model was trained with."""
 PRESET_NAMES = tuple(name for name, settings in PRESETS.items() if settings.get("dims", 2) == 2)
+EXAMPLE = "example.jpg"
+"""The picture in a model's folder."""
 MAX_NETWORK_SIDE = 640
 """Pixels: what a network sees of a larger picture, where its training does not tell."""
 MAX_VIEW_SIDE = 1024
 """Pixels: the longer side of what the browser shows."""
 MAX_CACHED_FRAMES = 8
 """Frames of a clip whose network output is kept."""
-MAX_SESSION_BYTES = 1 << 30
-"""Memory that all sessions may take together; the last one stays in any case."""
 MAX_PROBABILITIES = 1 << 27
 """Labels times pixels of probabilities to download."""
 
@@ -69,6 +71,12 @@ class NetworkOutput:
     """At that size."""
     maps: str
     """The same, for the browser."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that this takes."""
+        arrays = (self.image, self.log_p, *self.labels)
+        return sum(array.nbytes for array in arrays) + len(self.picture) + len(self.maps)
 
 
 @dataclass
@@ -95,9 +103,7 @@ class Session:
     @property
     def nbytes(self) -> int:
         """Memory that this session takes, roughly."""
-        outputs = list(self.outputs.values())
-        maps = sum(output.log_p.nbytes + len(output.picture) + len(output.maps) for output in outputs)
-        return maps + sum(frame.nbytes for frame in self.clip.frames)
+        return sum(output.nbytes for output in list(self.outputs.values())) + sum(f.nbytes for f in self.clip.frames)
 
     def view(self, chosen: str, values: Values, frame: int = 0) -> dict[str, Any]:
         """What the browser shows: the network's labels and those of the chosen MRF with these values, as plain JSON."""
@@ -156,43 +162,6 @@ class Session:
                 large = nn.functional.interpolate(p[None], (height, width), mode="bilinear")[0].cpu().numpy()
         return Segmentation(labels, confidence, image, self.labels, large)
 
-    def download(self, name: str) -> bytes:
-        """A file of DOWNLOADS: what was shown last."""
-        if name not in DOWNLOADS:
-            raise ValueError(f"There is no file {name!r} to download: choose one of {', '.join(DOWNLOADS)}.")
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            path = Path(folder) / name
-            DOWNLOADS[name](self, path)
-            return path.read_bytes()
-
-
-def _write_labels(session: Session, path: Path) -> None:
-    result = session.segmentation()
-    if session.label_ids is None:
-        result.save_labels(path)
-    else:
-        Image.fromarray(session.label_ids.to_ids(result.labels)).save(path)
-
-
-def _write_video(session: Session, path: Path) -> None:
-    times, frames = session.clip.times, session.clip.frames
-    rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else Fraction(25)
-    writer = Writer(path, frames[0].shape[:2], rate=rate.limit_denominator(1001))
-    try:
-        for index, moment in enumerate(times):
-            writer.write(np.array(session.segmentation(index).overlay()), moment)
-    finally:
-        writer.close()
-
-
-DOWNLOADS: dict[str, Callable[[Session, Path], object]] = {
-    "labels.png": _write_labels,
-    "overlay.jpg": lambda session, path: session.segmentation().save_overlay(path),
-    "probabilities.npz": lambda session, path: session.segmentation(probabilities=True).save(path),
-    "overlay.mp4": _write_video,
-}
-"""What can be downloaded: name of the file, and what writes it. The video shows all frames of a clip."""
-
 
 class Sessions:
     """All sessions of a server, and the models that they use.
@@ -232,6 +201,25 @@ class Sessions:
             session.label_ids, session.note = given.label_ids, f"{prediction.name} was taken for {given.kind}."
             return self._add(session)
 
+    def segment_example(self, model: str) -> str:
+        """Begin a session with the picture that comes with the model."""
+        self._check_model(model)
+        path = find_folder(model) / EXAMPLE
+        if not path.is_file():
+            raise ValueError(f"No picture comes with the model {model}: choose one of your own.")
+        return self.segment_clip(Clip(path.stem, [read_image(path)], [Fraction(0)]), model)
+
+    def explain(self, model: str, name: str = "") -> str:
+        """HTML: what the model's MRF has learned and, if a session is named, what it does to that picture."""
+        pictures = []
+        if name:
+            clip, frame = self[name].clip, self[name].last[2]
+            pictures = [Picture(clip.name, clip.frames[frame])]
+        explained = copy.deepcopy(self.segmenter(model).model)  # it may move to another device
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            page = explain(explained, model, pictures, Path(folder)).page.read_text(encoding="utf-8")
+        return re.sub(r" <a href='[^']+'>PNG</a>, <a href='[^']+'>SVG</a>", "", page)  # those files are gone
+
     def segmenter(self, model: str) -> Segmenter:
         """The model of that name, read once."""
         self._check_model(model)
@@ -250,8 +238,7 @@ class Sessions:
         name = secrets.token_urlsafe(16)
         with self._lock:
             self._sessions[name] = session
-            while len(self._sessions) > 1 and sum(s.nbytes for s in self._sessions.values()) > MAX_SESSION_BYTES:
-                self._sessions.popitem(last=False)
+        self[name]  # makes room for it
         return name
 
     def close(self, name: str | None) -> None:
@@ -264,10 +251,17 @@ class Sessions:
             if name not in self._sessions:
                 raise KeyError("This picture is no longer here: drop it again.")
             self._sessions.move_to_end(name)
+            while len(self._sessions) > 1 and self.nbytes > self.limits.session_bytes:
+                self._sessions.popitem(last=False)
             return self._sessions[name]
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that all sessions take, roughly."""
+        return sum(session.nbytes for session in self._sessions.values())
 
 
 def _run_network(segmenter: Segmenter, frame: Bytes) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,8 @@ class Limits:
     """Of a longer clip, so many frames are taken, at equal distances."""
     clip_side: int = 640
     """Pixels: larger frames are shrunk to this longer side."""
+    session_bytes: int = 1 << 30
+    """Memory that all sessions may take together; the last one stays in any case."""
 
 
 class Inbox:

@@ -52,6 +52,11 @@ props.slots.forEach((slot, index) => {
   button.addEventListener("click", () => input.click());
 });
 find(".hint").textContent = props.hint;
+root.querySelectorAll(".before").forEach((place) => (place.textContent = props.before));
+// On phones, the picture stays in sight while the controls below it are moved (viewer.css).
+new IntersectionObserver(([entry]) => {
+  find(".stage").classList.toggle("pinned", !entry.isIntersecting && entry.boundingClientRect.top < 0);
+}).observe(split);
 root.addEventListener("dragover", (event) => { event.preventDefault(); root.classList.add("over"); });
 root.addEventListener("dragleave", () => root.classList.remove("over"));
 root.addEventListener("drop", (event) => {
@@ -123,6 +128,7 @@ function repaint() {
   draw();
 }
 
+const tenths = (share) => (share < 0.0005 && share > 0 ? "<0.1%" : (100 * share).toFixed(1) + "%");
 const percent = (share) => (share > 0 && share < 0.005 ? "<1%" : Math.round(100 * share) + "%");
 
 function swatch(parent, label) {
@@ -139,14 +145,14 @@ function list() {
     swatch(make("td", line), row.label);
     for (const share of [row.before, row.after, row.confidence]) make("td", line, percent(share));
   }
-  find(".changes h4").textContent = `The MRF changed ${(100 * shown.changed).toFixed(1)}% of the pixels`;
+  find(".changes h4").textContent = `The MRF changed ${tenths(shown.changed)} of the pixels`;
   changes.replaceChildren();
   for (const change of shown.changes) {
     const button = make("button", make("li", changes));
     swatch(button, change.from);
     button.append(" \u2192 ");
     swatch(button, change.to);
-    make("b", button, (100 * change.share).toFixed(1) + "%");
+    make("b", button, tenths(change.share));
     button.addEventListener("click", () => {
       picked = picked && picked.from === change.from && picked.to === change.to ? null : change;
       mode = "changes";
@@ -179,6 +185,7 @@ async function update() {
   find(".shown").hidden = false;
   list();
   repaint();
+  find(".holder").style.minHeight = find(".stage").offsetHeight + "px"; // for the time when it is pinned
   root.dataset.drawn = 1 + Number(root.dataset.drawn);
 }
 
@@ -193,7 +200,7 @@ canvas.addEventListener("pointermove", (event) => {
   }
   if (x < 0 || y < 0 || x >= width || y >= height) return (tip.hidden = true);
   tip.replaceChildren();
-  for (const [who, maps] of [["network", shown.network.data], ["MRF", shown.result.data]]) {
+  for (const [who, maps] of [[props.before, shown.network.data], ["MRF", shown.result.data]]) {
     const i = 4 * (y * width + x), line = make("div", tip);
     make("small", line, who);
     swatch(line, maps[i]);

@@ -14,7 +14,7 @@ from deepmrf.cli.console import say, sentences
 APP_HELP = """Open a page to segment pictures and clips, and to move the MRF while looking at the result.
 
 Drop a picture: network and MRF lie under one slider, labels and confidences under the pointer. A second tab refines a \
-prediction of your own network: probabilities, a label map or a mask.
+prediction of your own network: probabilities, a label map or a mask. A third one shows what a model's MRF has learned.
 
 The page listens on this machine alone and calls no other; pictures stay in memory, and what is written lies in a \
 temporary folder that is removed at the end (Ctrl-C).
@@ -45,7 +45,7 @@ def app_command(
 ) -> None:
     """Open a page to segment pictures."""
     console = Console(highlight=False)
-    process.prepare()
+    process.prepare(heaps=2)
 
     def ready(address: str) -> None:
         say(f"Open {address} in a browser; Ctrl-C ends it.", console)

@@ -9,8 +9,9 @@ import signal
 import sys
 import threading
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""mallopt's names: how much free memory makes malloc return some; from which size on a block has its own mapping."""
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
+"""mallopt's names: how much free memory makes malloc return some; from which size on a block has its own mapping; how
+many heaps threads may have."""
 MAX_TRIM_BYTES, MAX_MMAP_BYTES = (1 << 31) - 1, 1 << 25
 """The largest values that mallopt takes."""
 
@@ -18,17 +19,20 @@ PILLOW_BLOCK_SIZE = "64m"
 """Pillow holds pictures in blocks of up to this size, which malloc then returns; it would keep blocks of 16 MiB."""
 
 
-def prepare(torch: bool = True) -> None:
-    """Set up the process for a command, and import PyTorch unless told otherwise."""
+def prepare(torch: bool = True, heaps: int | None = None) -> None:
+    """Set up the process for a command, and import PyTorch unless told otherwise.
+
+    heaps: how many the threads share; each heap keeps what was freed in it, which adds up where threads are many.
+    """
     # Threads of OpenMP spin while they wait. On a machine with other work that makes everything up to 20 times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    _keep_freed_memory()
+    _keep_freed_memory(heaps)
     _replace_unprintable()
     if torch:
         _import_torch()
 
 
-def _keep_freed_memory() -> None:
+def _keep_freed_memory(heaps: int | None) -> None:
     """Let malloc keep freed blocks of up to 32 MiB: it would return them, and get them back zeroed page by page."""
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):  # the user has chosen
         return
@@ -36,6 +40,8 @@ def _keep_freed_memory() -> None:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         mallopt(TRIM_THRESHOLD, MAX_TRIM_BYTES)
         mallopt(MMAP_THRESHOLD, MAX_MMAP_BYTES)
+        if heaps is not None:
+            mallopt(ARENA_MAX, heaps)
         os.environ.setdefault("PILLOW_BLOCK_SIZE", PILLOW_BLOCK_SIZE)
 
 

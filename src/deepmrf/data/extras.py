@@ -28,7 +28,7 @@ EXTRAS = {
     "export": Extra(
         {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"}, "deepmrf export to .onnx"
     ),
-    "app": Extra({"gradio": "gradio"}, "deepmrf app"),
+    "app": Extra({"gradio": "gradio", "matplotlib": "matplotlib"}, "deepmrf app"),
     "coco": Extra({"pycocotools": "pycocotools"}, "data of COCO, coco:PATH"),
     "figures": Extra({"matplotlib": "matplotlib"}, "deepmrf explain"),
     "bench": Extra(

@@ -129,10 +129,10 @@ class VideoFile(FrameSource):
         self.name, self.stem, self.path = str(path), path.stem, path
         self._av = import_av()
         self._container = self._open()
-        streams = [s for s in self._container.streams.video if not _is_cover(s)]
+        streams = [s for s in self._container.streams.video if s.codec_context is not None and not _is_cover(s)]
         if not streams:
             self._container.close()
-            raise ValueError(f"{path} holds no video: give a file with pictures in it.")
+            raise ValueError(f"{path} holds no video that can be decoded: give a file with pictures in it.")
         self._stream = stream = streams[0]
         stream.thread_type = "SLICE"  # in "FRAME" threads, a damaged frame spoils good ones
         width, height = stream.codec_context.width, stream.codec_context.height
