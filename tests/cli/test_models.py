@@ -35,7 +35,7 @@ def test_one_model():
     assert "without the MRF (animals val, 180 images)" in text
     rows = [line.split() for line in text.splitlines()[-7:]]
     assert [row[0] for row in rows] == list(ANIMALS.names)
-    assert rows[1][1:4] == ["1", f"{100 * summarise('animals').iou['cat']:.2f}", "#400000"]
+    assert rows[1][1:4] == ["1", f"{100 * summarise('animals').iou['cat']:.2f}", "#56b4e9"]
 
 
 def test_json_for_programs():

@@ -101,8 +101,9 @@ VOC = LabelSet(
     colours=voc_colours(21),
 )
 
-ANIMALS = LabelSet(  # VOC's colours of these are dark: here they are of Okabe and Ito, and a cat is blue, unlike its fur
+ANIMALS = LabelSet(
     names=("background", "cat", "dog", "horse", "cow", "sheep", "person"),
+    # VOC's colours of these are dark. Here they are of Okabe and Ito, and a cat is blue, unlike its fur.
     colours=((0, 0, 0), (86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167)),
 )
 
