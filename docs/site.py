@@ -46,13 +46,16 @@ def write_notebook_page(path: Path, folder: Path) -> None:
             continue
         parts.append(f"```python\n{source}\n```")
         for output in cell["outputs"]:
-            picture = output.get("data", {}).get("image/jpeg")
-            if picture:
+            data = output.get("data", {})
+            picture = data.get("image/jpeg")
+            if "text/html" in data:
+                parts.append("".join(data["text/html"]).replace("\n", ""))
+            elif picture:
                 file = folder / f"{path.stem}-{number}.jpg"
                 file.write_bytes(base64.b64decode(picture))
                 parts.append(f"![Output of the lines above]({file.name})")
             else:
-                text = output.get("text") or output["data"]["text/plain"]
+                text = output.get("text") or data["text/plain"]
                 parts.append(f"```text\n{''.join(text).rstrip()}\n```")
     parts.append(f"*This page is the notebook `examples/{path.name}`, with the outputs of its last run.*")
     (folder / f"{path.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")

@@ -78,19 +78,22 @@ def _run_cell(source: str, scope: dict[str, Any], title: str) -> list[dict[str, 
 
 
 def _data(value: Any) -> dict[str, Any]:
-    """A value by kind of content: text, and a picture where it has one."""
-    text = "" if isinstance(value, Image.Image) else repr(value)
-    picture = value if isinstance(value, Image.Image) else None
-    if hasattr(value, "_repr_png_") and picture is None:
-        picture = Image.open(io.BytesIO(value._repr_png_()))
-    if picture is None:
-        return {"text/plain": text.splitlines(keepends=True)}
+    """A value by kind of content: text, and HTML or a picture where it has one."""
+    if isinstance(value, Image.Image):
+        return {"image/jpeg": _jpeg(value)}
+    data: dict[str, Any] = {"text/plain": repr(value).splitlines(keepends=True)}
+    if hasattr(value, "_repr_html_"):
+        data["text/html"] = value._repr_html_().splitlines(keepends=True)
+    return data
+
+
+def _jpeg(picture: Image.Image) -> str:
+    """The picture as a small JPEG, in base64."""
     if picture.width > MAX_PICTURE_WIDTH:
         picture = picture.resize((MAX_PICTURE_WIDTH, round(picture.height * MAX_PICTURE_WIDTH / picture.width)))
     buffer = io.BytesIO()
     picture.convert("RGB").save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True)
-    data = {"image/jpeg": base64.b64encode(buffer.getvalue()).decode()}
-    return {**data, "text/plain": [text]} if text else data
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def main(*names: str) -> None:

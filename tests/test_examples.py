@@ -76,10 +76,12 @@ def test_files(path):
 
 
 def test_a_run_keeps_what_is_printed_and_shown():
-    cells = ["print('one')\n2 + 3", "from PIL import Image\nImage.new('RGB', (2000, 100))", "value = 1"]
+    html = "class Shown:\n    def _repr_html_(self):\n        return '<b>bold</b>'\nShown()"
+    cells = [html, "print('one')\n2 + 3", "from PIL import Image\nImage.new('RGB', (2000, 100))", "value = 1"]
     notebook = {"cells": [{"cell_type": "code", "source": source} for source in cells]}
     scope = run_notebook(notebook, "test")
-    first, second, third = (cell["outputs"] for cell in notebook["cells"])
+    shown, first, second, third = (cell["outputs"] for cell in notebook["cells"])
+    assert shown[0]["data"]["text/html"] == ["<b>bold</b>"]
     assert [output.get("text") or output["data"] for output in first] == [["one\n"], {"text/plain": ["5"]}]
     assert list(second[0]["data"]) == ["image/jpeg"]
     assert third == []
