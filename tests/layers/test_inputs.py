@@ -158,6 +158,38 @@ def test_an_image_that_is_not_finite(value, dtype):
     wrong(lambda: MRF(Q, with_value(IMAGE, value).to(dtype)), ValueError, "image holds NaN (or inf)", "overflow")
 
 
+@pytest.mark.parametrize("value", [1e20, -1e20])
+@pytest.mark.parametrize("kernel", ["distance", "gaussian", "global"])
+def test_an_image_whose_squares_overflow(kernel, value):
+    mrf = MeanField(2, window=None if kernel == "global" else 3, kernel=kernel)
+    wrong(lambda: mrf(Q, with_value(IMAGE, value)), ValueError, "image holds NaN (or inf), or its squares", "1e+30")
+
+
+@pytest.mark.parametrize("kernel", ["distance", "gaussian"])
+def test_large_features_give_finite_results(kernel):
+    mrf = MeanField(2, window=3, kernel=kernel)
+    mrf.check_values = False
+    assert mrf(Q, IMAGE * 1e12).isfinite().all()
+
+
+def test_a_pixel_without_a_possible_label():
+    log_p = Q.clone()
+    log_p[0, :, 1, 2] = -torch.inf
+    wrong(lambda: MRF(log_p, IMAGE), ValueError, "log_p is -inf for all labels of a pixel", "finite score")
+    wrong(lambda: MRF(log_p.double(), IMAGE), ValueError, "log_p is -inf for all labels of a pixel")
+
+
+@pytest.mark.parametrize("name", ["gate", "average", "smoothness", "normalize", "temporal"])
+@pytest.mark.parametrize("value", [{}, 1, "yes", None])
+def test_flags_are_flags(name, value):
+    wrong(lambda: MeanField(2, **{name: value}), ValueError, f"{name}={value!r} must be True or False")
+
+
+@pytest.mark.parametrize("value", [[10**400, 1], ["1", 1], [None, 1], [float("nan"), 1], [1], 3])
+def test_distances_are_numbers(value):
+    wrong(lambda: MeanField(2, spacing=value), ValueError, "spacing=", "must be 2 positive numbers")
+
+
 def test_impossible_labels_are_no_mistake():
     assert MRF(with_value(Q, -torch.inf), IMAGE).isnan().sum() == 0
 

@@ -135,7 +135,7 @@ with torch.no_grad():
         "ones": torch.ones_like(LOGITS),
         "log-probabilities": LOGITS.log_softmax(1),
         "sure": (50 * LOGITS).log_softmax(1),
-        "impossible labels": LOGITS.log_softmax(1).masked_fill(LOGITS < 0, -torch.inf),
+        "impossible labels": LOGITS.log_softmax(1).masked_fill(LOGITS.mean(1, keepdim=True) > LOGITS, -torch.inf),
         "logits above 0": LOGITS - LOGITS.min(),
         "uniform": torch.full_like(LOGITS, 0.25).log(),
     }

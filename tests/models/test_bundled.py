@@ -13,7 +13,7 @@ from skimage import data
 import deepmrf
 from deepmrf.data import open_data
 from deepmrf.evaluation.evaluate import evaluate
-from deepmrf.models.folder import check_sizes
+from deepmrf.models.folder import check_config
 from deepmrf.models.names import PRETRAINED, bundled, open_model
 from deepmrf.predict.scales import predictor
 from deepmrf.training.recipe import read_recipe
@@ -29,7 +29,7 @@ def test_these_ship():
 @pytest.mark.parametrize("name", MODELS)
 def test_small_and_documented(name):
     model = open_model(name)
-    check_sizes(model.config())
+    check_config(model.config())
     weights = PRETRAINED / name / "model.safetensors"
     assert weights.stat().st_size <= 12 << 20
     with safe_open(weights, "pt") as file:

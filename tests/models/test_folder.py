@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 from deepmrf import DeepParsingNetwork, MeanField, load
 from deepmrf.data.colours import distinct_colours
 from deepmrf.data.labels import LabelSet
-from deepmrf.models.folder import CONFIG, WEIGHTS, read_mrf, write_mrf
+from deepmrf.models.folder import CONFIG, WEIGHTS, check_mrf_folder, read_mrf, write_mrf
 from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import read_model, write_model
 from deepmrf.unary import wrap
@@ -126,6 +128,78 @@ def test_both_files_are_replaced_or_neither(tmp_path, monkeypatch):
     assert mean_field.settings == config["mean_field"] == new.settings
     assert not mean_field.training
     assert LabelSet.from_dict(config["labels"]) == LABELS
+
+
+FACTS = {"labels": LABELS.to_dict()}
+OLD, NEW = (MeanField(3, window=window, contexts=1, context_size=window) for window in (3, 5))
+
+
+def in_child(work):
+    """Run in a process of its own and return its exit status."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except OSError:
+            os._exit(1)
+        except BaseException:
+            os._exit(2)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("replaces", [False, True], ids=["new", "replaced"])
+def test_a_process_that_is_killed_leaves_the_old_or_the_new_model(tmp_path, replaces):
+    """Killed before the first change of a name, the second, ... until one comes through."""
+    for last in range(20):
+        folder = tmp_path / str(last)
+        if replaces:
+            write_mrf(folder, OLD, FACTS)
+
+        def save(folder=folder, last=last):
+            count = iter(range(100))
+
+            def counted(rename):
+                return lambda *paths: os._exit(9) if next(count) == last else rename(*paths)
+
+            os.rename, os.replace = counted(os.rename), counted(os.replace)
+            write_mrf(folder, NEW, FACTS)
+
+        killed = in_child(save)
+        if replaces or killed == 0:
+            window = read_mrf(folder)[0].settings["window"]  # weights and config fit together
+            assert window == 5 if killed == 0 else window in (3, 5)
+        check_mrf_folder(folder)  # fit can run again
+        write_mrf(folder, NEW, FACTS)
+        assert read_mrf(folder)[0].settings["window"] == 5
+        assert (folder / CONFIG).is_file()  # for other programs
+        assert not (folder / ".saved").exists()
+        if killed == 0:
+            return
+    raise AssertionError("it was always killed")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_full_disk_leaves_the_old_model(tmp_path):
+    """A limit on the size of files stands for a full disk. Whichever file is the one that fails, both stay."""
+    resource = pytest.importorskip("resource")
+    write_mrf(tmp_path / "new", NEW, FACTS)
+    sizes = sorted(path.stat().st_size for path in (tmp_path / "new").iterdir())
+    folder = tmp_path / "old"
+    write_mrf(folder, OLD, FACTS)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def save(largest):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+        write_mrf(folder, NEW, FACTS)
+
+    for largest in (10, sizes[0], sizes[1] - 1):
+        assert in_child(lambda largest=largest: save(largest)) == 1
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert in_child(lambda: save(sizes[1])) == 0
+    assert read_mrf(folder)[0].settings == NEW.settings
 
 
 def test_half_weights_are_read_as_float32(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deepmrf import ops
-from deepmrf.ops.lattice import build_lattice, gaussian_filter, gaussian_filter_reference, lattice_filter
+from deepmrf.ops.lattice import build_lattice, cpu, gaussian_filter, gaussian_filter_reference, lattice_filter
 from deepmrf.ops.lattice.build import build_plain
 from deepmrf.ops.lattice.features import bilateral_features, position_features, position_lattice
 from deepmrf.ops.lattice.mean_field import PairwiseTerm, mean_field, normalisation
@@ -140,6 +140,15 @@ def test_features():
         position_features((3, 4), (1.0, 2.0, 3.0))
     with pytest.raises(ValueError, match="finite"):
         build_lattice(torch.tensor([[[1.0, float("nan")]]]))
+
+
+@pytest.mark.skipif(not cpu.can_build(torch.zeros(1, 2, 1)), reason="numba is not installed")
+@pytest.mark.parametrize("largest", [1e7, 1e12, 1e30])
+def test_points_too_far_apart_are_refused(largest):
+    """Compiled kernels would write outside of their arrays."""
+    with pytest.raises(ValueError, match=r"Features reach .* widths, .*: give smaller features or larger widths\.$"):
+        build_lattice(largest * torch.rand(1, 5, 2000))
+    build_lattice(1e4 * torch.rand(1, 5, 2000))
     with pytest.raises(ValueError, match="points"):
         lattice_filter(torch.rand(1, 2, 5), position_lattice((3, 4), 1.0))
 

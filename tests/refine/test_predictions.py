@@ -44,6 +44,18 @@ def test_arrays_are_told_apart(tmp_path, truth, kind, dtype, known, last):
     assert read_prediction(PredictionFolder(tmp_path).find("a"), known)[1] == kind
 
 
+@pytest.mark.parametrize("shift", [0.0, 3.0], ids=["log-probabilities", "logits"])
+def test_impossible_labels_are_read(tmp_path, truth, shift):
+    """One impossible label is the least probable; where all are, they are equally probable."""
+    array = truth.log().numpy() + shift
+    array[0, 0, 0], array[:, 1, 1] = -np.inf, -np.inf
+    np.save(tmp_path / "a.npy", array)
+    p = read_prediction(PredictionFolder(tmp_path).find("a"), L)[0].exp()
+    assert p[0, 0, 0] < 1e-5
+    torch.testing.assert_close(p[:, 1, 1], torch.full((L,), 1 / L))
+    torch.testing.assert_close(p.sum(0), torch.ones(H, W))
+
+
 def test_npz_and_a_batch_axis(tmp_path, truth):
     np.savez_compressed(tmp_path / "a.npz", probabilities=truth[None].numpy(), other=np.zeros(3))
     _close(tmp_path, truth, 1e-5)

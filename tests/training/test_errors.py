@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 from pathlib import Path
@@ -233,12 +234,69 @@ def test_files_that_cannot_be_read_are_named(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"), [("mean_field.window=x", "pass ints."), ("unary.options.a=1", "see Fast.")]
+    ("setting", "says"), [("mean_field.window=x", "or null."), ("unary.options.a=1", "norm_momentum, zoom.")]
 )
 def test_sentences_end_with_one_full_stop(recipe, tmp_path, setting, says):
     result = type_in("train", recipe, "-o", tmp_path / "run", "--set", setting)
     assert result.exit_code == 2
     assert result.output.strip().endswith(says)
+
+
+BIG = "1" + 400 * "0"
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("mean_field.context_size=100000", "mean_field.context_size=100000 must be a whole number from 1 to 255"),
+        ("mean_field.gate={}", "mean_field.gate={} must be true or false."),
+        ("mean_field.spacing=[1.0, nan]", "mean_field.spacing=[1.0, nan] must be a list"),
+        (f"mean_field.spacing=[{BIG}, 1]", "mean_field.spacing=[1000"),
+        ("mean_field.iterations=1000000", "mean_field.iterations=1000000 must be a whole number from 1 to 100."),
+        ("mean_field.labels=3", "mean_field has no setting 'labels'"),
+        ("unary.options.width='8'", "unary.options.width='8' must be a whole number from 1 to 1024."),
+        ("unary.options.dropout=[]", "unary.options.dropout=[] must be a number from 0 to 1."),
+        ("unary.options={width = 1024, levels = 8}", "unary.options has no setting 'levels'"),
+        ("unary.network=fats", "There is no unary network 'fats'"),
+        ("stage.mrf.learn=['label_contexts']", "stage.mrf.learn has label_contexts, which the model lacks"),
+        (
+            "mean_field={kernel = 'learned', window = 3, size = [24, 30]}",
+            "augment.crop=[24, 32] must be mean_field",
+        ),
+        (f"clip={BIG}", "clip=inf must be at least 0 and finite."),
+        (f"stage.mrf.steps={BIG}", "stage.mrf.steps must be at most 2147483647."),
+        (f"seed={20 * BIG}", "seed cannot be read: Exceeds the limit"),
+        (f"seed={5000 * '['}", "seed cannot be read: "),
+        ("seed=-1", "seed=-1 must be at least 0."),
+        ("data.workers=100000", "data.workers must be at most 256."),
+        ("clips.motion=nan", "clips.motion=nan, "),
+        ("clips.window=1000000", "clips.window must be at most 255."),
+    ],
+)
+def test_absurd_values_are_one_sentence_before_the_first_step(recipe, tmp_path, setting, says):
+    text = refused("train", recipe, "-o", tmp_path / "run", "--set", setting)
+    assert says in text
+    assert len(text) < 700
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_cannot_be_read_is_named(recipe):
+    for line in (f"seed = {20 * BIG}", f"seed = {5000 * '['}", "seed ="):
+        recipe.write_text(f"{line}\n{RECIPE}")
+        assert refused("train", recipe).startswith(f"{recipe} is not valid TOML: ")
+
+
+def test_a_folder_in_use_is_refused_and_untouched(recipe, tmp_path, monkeypatch):
+    """The lock is taken before the first file of a run is written."""
+
+    def locked(*_):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("deepmrf.training.lock._lock", locked)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").write_text("1234")
+    assert "is used by another training (process 1234)" in refused("train", recipe, "-o", tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def test_a_network_to_start_from_may_be_a_run_or_damaged(recipe, tmp_path):

@@ -66,6 +66,7 @@ def train_command(
     """Train a Deep Parsing Network by a recipe."""
     process.prepare()
     from deepmrf.training.loop import train
+    from deepmrf.training.memory import is_out_of_memory
     from deepmrf.training.recipe import read_recipe
     from deepmrf.training.recipes import find_recipe, short_name
     from deepmrf.training.start import STATE_FILE
@@ -87,6 +88,10 @@ def train_command(
         fail(f"Interrupted, continue with: {again}")
     except (ValueError, ImportError, FileNotFoundError, FloatingPointError) as error:
         fail(error)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        fail(f"Stopped, the memory is full: make batch or crop smaller in a new folder, or continue with: {again}")
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
         if (folder / STATE_FILE).is_file():

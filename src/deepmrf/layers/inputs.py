@@ -7,8 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from deepmrf.ops.softmax import total
+from deepmrf.ops.softmax import total, total_of_squares
 
+MAX_SQUARES = 1e30
+"""Squared distances of features up to this one leave float32 enough room for weights and sums."""
 _AXES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
 
@@ -68,18 +70,31 @@ def check_image(image: Tensor | None, like: Tensor, features: int, dims: int) ->
     return image
 
 
-def check_finite(name: str, maps: Tensor, allow_minus_inf: bool = False) -> None:
-    """Refuse NaN and infinities; log-probabilities may be -inf, which means "impossible".
+def check_scores(log_p: Tensor, wait: bool = False) -> None:
+    """Refuse NaN, +inf and pixels without a possible label in log-probabilities; -inf means "impossible".
 
-    Only on the CPU: on an accelerator the check would wait for the device at every call.
+    wait: look at numbers of an accelerator too. That waits for the device, so it is not for every call.
     """
-    if torch.compiler.is_compiling() or maps.device.type != "cpu":
+    if torch.compiler.is_compiling() or (log_p.device.type != "cpu" and not wait):
         return
-    result = total(maps)  # one pass without a temporary tensor
-    if math.isnan(result) or result == math.inf or (result == -math.inf and not allow_minus_inf):
-        sign = "+" if allow_minus_inf else ""
+    result = total(log_p)  # one pass without a temporary tensor
+    if math.isnan(result) or result == math.inf:
+        raise ValueError("log_p holds NaN (or +inf): look for a division by zero or an overflow before this layer.")
+    if result == -math.inf and bool((log_p.detach().amax(1) == -math.inf).any()):
         raise ValueError(
-            f"{name} holds NaN (or {sign}inf): look for a division by zero or an overflow before this layer."
+            "log_p is -inf for all labels of a pixel: give at least one of them a finite score, "
+            "and 0 to all where nothing is known."
+        )
+
+
+def check_features(image: Tensor, wait: bool = False) -> None:
+    """Refuse NaN, infinities and numbers whose squares overflow in the features of an image; wait: see check_scores."""
+    if torch.compiler.is_compiling() or (image.device.type != "cpu" and not wait):
+        return
+    if not total_of_squares(image) < MAX_SQUARES:  # NaN fails, too
+        raise ValueError(
+            f"image holds NaN (or inf), or its squares add up to more than {MAX_SQUARES:g}: look for a division by "
+            "zero or an overflow before this layer, or pass RGB in [0, 1]."
         )
 
 

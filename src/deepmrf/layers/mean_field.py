@@ -29,11 +29,12 @@ from deepmrf.flow import Flow
 from deepmrf.layers import energy
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import (
-    check_finite,
+    check_features,
     check_image,
     check_iterations,
     check_maps,
     check_real,
+    check_scores,
     check_temperature,
 )
 from deepmrf.layers.label_contexts import INITIAL_WEIGHT, LabelContexts, default_context_size
@@ -70,7 +71,8 @@ class MeanField(nn.Module):
     features, spacing, average, smoothness, normalize, size, temporal: see TriplePenalty.
 
     Untrained, it returns its normalised input: adding it to a trained network breaks nothing. The first call warns of
-    input that seems to be in another unit (InputWarning); `mrf.check_values = False` turns that off.
+    input that seems to be in another unit (InputWarning); `mrf.check_values = False` turns that off. NaN, a pixel
+    where all labels are -inf and features beyond 1e12 are errors: on the CPU at every call, elsewhere at the first.
     """
 
     check_values: bool = True
@@ -196,9 +198,7 @@ class MeanField(nn.Module):
         check_maps("log_p", log_p, self.labels, self.dims, "labels")
         check_real("log_p", log_p)
         check_image(image if self.triple_penalty.features else None, log_p, self.triple_penalty.features, self.dims)
-        check_finite("log_p", log_p, allow_minus_inf=True)
-        if image is not None and self.triple_penalty.features and image.is_floating_point():
-            check_finite("image", image)
+        self._check_numbers(log_p, image)
         if flow is not None:
             self._check_flow(flow, log_p)
         # In this order: a compiled graph must not depend on check_values.
@@ -207,8 +207,15 @@ class MeanField(nn.Module):
         with torch.autocast(log_p.device.type, enabled=False):  # half precision is not enough for the sums
             return self._iterate(log_p, image, flow).to(log_p.dtype)
 
+    def _check_numbers(self, log_p: Tensor, image: Tensor | None, wait: bool = False) -> None:
+        check_scores(log_p, wait)
+        if image is not None and self.triple_penalty.features and image.is_floating_point():
+            check_features(image, wait)
+
     def _check_units(self, log_p: Tensor, image: Tensor | None) -> None:
         self.check_values = False
+        if log_p.device.type != "cpu":
+            self._check_numbers(log_p, image, wait=True)
         warn_of_scores(log_p, self.unary == "sigmoid")
         penalty = self.triple_penalty
         is_rgb = penalty.features == 3 and (self.dims == 2 or penalty.temporal)

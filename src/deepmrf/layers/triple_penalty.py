@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -86,6 +87,12 @@ class TriplePenalty(nn.Module):
             raise ValueError(f"dims={dims!r} must be the number of spatial axes: 1, 2, 3 or more.")
         if isinstance(features, bool) or not isinstance(features, int) or features < 0:
             raise ValueError(f"features={features!r} must be how many channels the image has: 3 for RGB, 0 for none.")
+        for name, flag in (
+            *(("gate", gate), ("average", average), ("smoothness", smoothness)),
+            *(("normalize", normalize), ("temporal", temporal)),
+        ):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name}={flag!r} must be True or False.")
         if (smoothness or normalize) and kernel not in ("gaussian", "global"):
             raise ValueError(
                 f"smoothness and normalize belong to kernel='gaussian' and 'global', but kernel={kernel!r}."
@@ -102,7 +109,7 @@ class TriplePenalty(nn.Module):
                 f"kernel={kernel!r}: leave it out."
             )
         steps = spacing if spacing is not None else (1.0,) * dims
-        if not isinstance(steps, Sequence) or len(steps) != dims or not all(0 < step < math.inf for step in steps):
+        if not isinstance(steps, Sequence) or len(steps) != dims or not all(map(_is_distance, steps)):
             raise ValueError(f"spacing={spacing!r} must be {dims} positive numbers, one per axis.")
         self.dims, self.kernel, self.gate, self.temporal = dims, kernel, gate, temporal
         self.features = 0 if kernel == "learned" else features
@@ -285,6 +292,13 @@ class TriplePenalty(nn.Module):
         return ", ".join(
             parts + [f"{name}=True" for name in ("smoothness", "normalize", "temporal") if getattr(self, name)]
         )
+
+
+def _is_distance(step: object) -> bool:
+    try:
+        return isinstance(step, Real) and 0 < float(step) < math.inf
+    except OverflowError:
+        return False
 
 
 def _at(maps: Tensor, frame: int | None) -> Tensor:

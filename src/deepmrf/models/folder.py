@@ -10,15 +10,21 @@ config.json of a whole model                        of an MRF alone, as `deepmrf
 
 "network" is null where the network is not one of deepmrf.unary. "options" are then those of its wrapper, and "source"
 says where it comes from: {"library", "class", "config"} of a network that another library can build again, or {"code"},
-the name of the user's own code. Reading imports no such code. A folder may be damaged, or ask for more memory than
-there is, so config.json is checked before anything is built from it.
+the name of the user's own code. Reading imports no such code.
+
+A folder may be damaged, or ask for more memory than there is. So config.json is checked by schema.py, and the weights
+are compared with it by name and shape, before anything is built or read.
+
+Both files are replaced together. They are written into a folder of another name, which becomes `.saved` in one step;
+then they move to their places. Readers look into `.saved` first, so that a process that is killed between two moves
+leaves the new model, and one that is killed earlier the old one.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,25 +32,24 @@ from typing import Any
 
 import huggingface_hub
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from deepmrf.data.labels import LabelSet
-from deepmrf.data.writing import replacing
+from deepmrf.data.writing import write_bytes
 from deepmrf.layers import MeanField
+from deepmrf.models.schema import MEAN_FIELD, WRAPPER, check_settings, network_schema, shortened, skeleton
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = 1
 """Raised when older versions can no longer read a saved config."""
-MAX_SETTINGS = {
-    **{"width": 1024, "channels": 8192, "window": 1001},
-    **{"context_size": 255, "contexts": 255, "iterations": 100},
-}
-"""The largest settings that a saved model may ask for."""
-MAX_MRF_PARAMETERS = 2**27
 MAX_CONFIG_BYTES = 2**24
+MAX_MRF_WEIGHT = 1e12
+MAX_LOG_WIDTH = 40.0
+"""Beyond these, the sums of an MRF overflow or are divided by 0."""
+SAVED = ".saved"
+"""The folder of files that are whole, and not yet in their places."""
 FITTED = "a folder written by deepmrf fit"
 
 
@@ -58,22 +63,49 @@ def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
         addresses.add(value.data_ptr())
     if half:
         plain = {n: v.half() if v.dtype == torch.float32 and v.dim() > 1 else v for n, v in plain.items()}
-    text = json.dumps(config, indent=1) + "\n"
-    # Both are whole on the disk before either replaces its older version.
-    with replacing(folder / WEIGHTS, sync=True) as weights, replacing(folder / CONFIG, sync=True) as described:
-        weights.write(to_bytes(plain))
-        described.write(text.encode())
+    _replace(folder, {CONFIG: (json.dumps(config, indent=1) + "\n").encode(), WEIGHTS: to_bytes(plain)})
+
+
+def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Replace all these files of a folder, or none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _move_saved(folder)  # of a process that was killed
+    written = folder / f".{os.getpid()}.{os.urandom(4).hex()}.part"
+    written.mkdir()
+    try:
+        for name, content in files.items():
+            write_bytes(written / name, content, sync=True)
+        written.rename(folder / SAVED)
+    except BaseException:
+        shutil.rmtree(written, ignore_errors=True)
+        raise
+    _move_saved(folder)
+
+
+def _move_saved(folder: Path) -> None:
+    """Move files that were saved to their places."""
+    for name in (CONFIG, WEIGHTS):
+        if (folder / SAVED / name).is_file():
+            (folder / SAVED / name).replace(folder / name)
+    if (folder / SAVED).is_dir():
+        (folder / SAVED).rmdir()
+
+
+def saved_path(folder: Path, name: str) -> Path:
+    """Where the newest file of that name in a model folder is."""
+    newest = folder / SAVED / name
+    return newest if newest.is_file() else folder / name
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the config.json of a whole model and check that all its parts are there."""
     for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
+        if not saved_path(folder, name).is_file():
             raise FileNotFoundError(
                 f"{folder} holds no {name}: give a folder that deepmrf train or save_pretrained wrote."
             )
     try:
-        config = _parse(folder / CONFIG)
+        config = _parse(saved_path(folder, CONFIG))
     except (ValueError, RecursionError) as error:
         raise ValueError(damaged(folder, f"{CONFIG} is no readable JSON, {first_line(error)}")) from None
     if not isinstance(config, dict) or not isinstance(config.get("unary"), dict):
@@ -87,28 +119,52 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors of a folder, real ones as float32."""
-    tensors = load_file(folder / WEIGHTS)
-    return {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
+def read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read the tensors of a folder, real ones as float32; a ValueError where they differ in name or shape.
+
+    expected: tensors of the same names and shapes. Their values do not count.
+    """
+    with safe_open(saved_path(folder, WEIGHTS), framework="pt") as file:
+        names = set(file.keys())
+        for name in (*expected, *sorted(names)):
+            if name not in names or name not in expected:
+                differs = "lacks" if name in expected else "also holds"
+                raise ValueError(f"{WEIGHTS} {differs} {shortened(name)}: it is of another model than {CONFIG}")
+            shape, needed = tuple(file.get_slice(name).get_shape()), tuple(expected[name].shape)
+            if shape != needed:
+                raise ValueError(f"size mismatch for {name}: {WEIGHTS} has {shape}, {CONFIG} describes {needed}")
+        tensors = {name: file.get_tensor(name) for name in expected}
+    tensors = {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
+    for name, value in tensors.items():
+        # Masks of networks may hold infinities, which count only in their sum; NaN is always damage.
+        if value.is_floating_point() and not bool(value.sum().isfinite()) and bool(value.isnan().any()):
+            raise ValueError(f"{name} holds NaN")
+    return tensors
 
 
-def check_sizes(config: Mapping[str, Any]) -> None:
-    """Raise a ValueError where a whole model's config would build something far too large."""
+def check_config(config: Mapping[str, Any]) -> LabelSet:
+    """Return the labels of a config; raise a ValueError where something is not as the schema has it."""
     labels = LabelSet.from_dict(config["labels"])
-    mrf = config["mean_field"]
-    settings = {**config["unary"]["options"], **(mrf or {})}
-    for key, largest in MAX_SETTINGS.items():
-        for value in _numbers(settings.get(key)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
-                raise ValueError(f"{key} is {settings[key]!r}, it must be 0 to {largest}")
-    if mrf is None:
-        return
-    dims = mrf.get("dims", 2)
-    sizes = {key: math.prod((_numbers(mrf.get(key)) * dims)[:dims]) for key in ("window", "context_size", "size")}
-    patterns = len(labels) ** 2 * mrf.get("contexts", 5) * sizes["context_size"]
-    if max(patterns, sizes["window"] * sizes["size"] if mrf.get("size") else 0) > MAX_MRF_PARAMETERS:
-        raise ValueError(f"its mean field would have more than {MAX_MRF_PARAMETERS:,} parameters")
+    if config["mean_field"] is not None:
+        check_settings(config["mean_field"], MEAN_FIELD, "mean_field")
+        if config["mean_field"].get("labels") != len(labels):
+            raise ValueError(f"mean_field.labels is not {len(labels)}, the number of labels")
+    unary = config.get("unary")
+    if unary is not None:
+        name = unary.get("network")
+        schema = WRAPPER if name in (None, "wrapped") else network_schema(name)
+        if schema is None:
+            raise ValueError(f"there is no unary network {shortened(name)}")
+        check_settings(unary.get("options"), schema, "unary.options")
+    return labels
+
+
+def check_mrf_weights(mean_field: MeanField) -> None:
+    """Raise a ValueError where weights are so large that the MRF would compute NaN."""
+    for name, value in mean_field.named_parameters():
+        most = MAX_LOG_WIDTH if name.endswith("_width") else MAX_MRF_WEIGHT
+        if not bool((value.detach().abs() <= most).all()):  # NaN fails, too
+            raise ValueError(f"{name} holds NaN, infinity or values beyond {most:g}")
 
 
 @contextmanager
@@ -143,7 +199,7 @@ def check_mrf_folder(folder: Path) -> None:
     """Raise a ValueError where `write_mrf` would write over something else than an MRF."""
     if _mrf_config(folder) is None:
         for name in (CONFIG, WEIGHTS):
-            if os.path.lexists(folder / name):
+            if os.path.lexists(saved_path(folder, name)):
                 raise ValueError(f"{folder} holds a {name} that deepmrf fit did not write; choose another folder.")
 
 
@@ -156,18 +212,22 @@ def write_mrf(folder: Path, mean_field: MeanField, config: Mapping[str, Any]) ->
 
 def read_mrf(folder: Path) -> tuple[MeanField, dict[str, Any]]:
     """Read an MRF alone, ready to be applied, and its config."""
-    if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
+    if not all(saved_path(folder, name).is_file() for name in (CONFIG, WEIGHTS)):
         raise FileNotFoundError(f"{folder} holds no {CONFIG} and {WEIGHTS}; give {FITTED}.")
     config = _mrf_config(folder)
     if config is None:
         raise ValueError(f"{folder / CONFIG} does not describe an MRF alone; give {FITTED}.")
     _check_format(folder, config)
     try:
+        check_config(config)
+        weights = read_weights(folder, skeleton(lambda: MeanField(**config["mean_field"])))
         mean_field = MeanField(**config["mean_field"])
-        mean_field.load_state_dict(read_weights(folder))
+        mean_field.load_state_dict(weights)
+        check_mrf_weights(mean_field)
     except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{folder} is damaged, or its {CONFIG} and {WEIGHTS} are of two MRFs; copy it again or repeat deepmrf fit."
+            f"{folder} is damaged, or its {CONFIG} and {WEIGHTS} are of two MRFs ({first_line(error)}); "
+            "copy it again or repeat deepmrf fit."
         ) from error
     return mean_field.eval().requires_grad_(False), config
 
@@ -175,7 +235,7 @@ def read_mrf(folder: Path) -> tuple[MeanField, dict[str, Any]]:
 def _mrf_config(folder: Path) -> dict[str, Any] | None:
     """The config of an MRF alone; None where it is missing, broken or of a whole model."""
     try:
-        config = _parse(folder / CONFIG)
+        config = _parse(saved_path(folder, CONFIG))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(config, dict) or "unary" in config:
@@ -195,8 +255,3 @@ def _check_format(folder: Path, config: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{folder / CONFIG} has format {number!r}, newer than this deepmrf reads ({FORMAT}): upgrade deepmrf."
         )
-
-
-def _numbers(value: Any) -> list[Any]:
-    """A setting of one number or one per axis, as a list; a missing one counts as 1."""
-    return list(value) if isinstance(value, list | tuple) else [1 if value is None else value]

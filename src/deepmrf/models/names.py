@@ -7,7 +7,7 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
-from deepmrf.models.folder import CONFIG, WEIGHTS, damaged, download, first_line, read_config
+from deepmrf.models.folder import CONFIG, WEIGHTS, damaged, download, first_line, read_config, saved_path
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model
 from deepmrf.unary.own import OwnNetwork
 
@@ -70,7 +70,7 @@ def from_folder(folder: Path, network: OwnNetwork | None = None) -> DeepParsingN
 def _with_config(folder: Path) -> Path:
     """The folder itself or its folder "model", whichever holds a model."""
     for path in (folder, folder / "model"):
-        if (path / CONFIG).is_file():
+        if saved_path(path, CONFIG).is_file():
             return path
     unread = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in CODE_SUFFIXES]
     code = f" ({unread[0]} is not read: such files can run code)" if unread else ""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ from deepmrf.layers import MeanField
 from deepmrf.layers.units import readable, warn_of_logits
 from deepmrf.models.folder import (
     FORMAT,
-    check_sizes,
+    check_config,
+    check_mrf_weights,
     download,
     first_line,
     read_config,
@@ -39,6 +41,7 @@ from deepmrf.models.folder import (
     refusing_damage,
     write_folder,
 )
+from deepmrf.models.schema import skeleton, without_initial_weights
 from deepmrf.unary.libraries import description, rebuild
 from deepmrf.unary.own import OwnNetwork, code_name, own_network
 
@@ -247,24 +250,32 @@ def read_model(folder: Path, network: OwnNetwork | None = None) -> DeepParsingNe
         raise MissingNetworkError(folder, source.get("code"))
     given = None if network is None else own_network(network)
     with refusing_damage(folder):
-        check_sizes(config)
-        labels, weights = LabelSet.from_dict(config["labels"]), read_weights(folder)
-        if given is not None:
-            unary = given
-        elif named:
-            options = {name: value for name, value in saved["options"].items() if name != "labels"}
-            unary = unaries.build(saved["network"], len(labels), **options)
-        else:
-            prefix = "unary.module." if saved["options"] else "unary."
-            unary = rebuild(source, {n.removeprefix(prefix): v for n, v in weights.items() if n.startswith(prefix)})
-        if not named:
-            unary = _wrapped(unary, saved["options"])
-        mean_field = None if config["mean_field"] is None else MeanField(**config["mean_field"])
-        model = DeepParsingNetwork(unary, mean_field, labels, Card(config["metrics"], config["recipe"]))
+        labels = check_config(config)
+
+        def build() -> DeepParsingNetwork:
+            if given is not None:
+                unary = given
+            elif named:
+                options = {name: value for name, value in saved["options"].items() if name != "labels"}
+                unary = unaries.build(saved["network"], len(labels), **options)
+            else:
+                unary = rebuild(source)
+            unary = unary if named else _wrapped(unary, saved["options"])
+            mean_field = None if config["mean_field"] is None else MeanField(**config["mean_field"])
+            return DeepParsingNetwork(unary, mean_field, labels, Card(config["metrics"], config["recipe"]))
+
         if given is None:
+            weights = read_weights(folder, skeleton(build))
+            with without_initial_weights() if named else nullcontext():
+                model = build()
             model.load_state_dict(weights)
+        else:
+            model = build()
     if given is not None:
-        _load_own(model, weights, folder)
+        _load_own(model, folder)
+    if model.mean_field is not None:
+        with refusing_damage(folder):
+            check_mrf_weights(model.mean_field)
     model.code = network if isinstance(network, str) else source.get("code")
     return model.eval()
 
@@ -281,10 +292,10 @@ def _wrapped(network: nn.Module, options: Mapping[str, Any]) -> nn.Module:
     return unaries.Wrapped(network, **options)
 
 
-def _load_own(model: DeepParsingNetwork, weights: Mapping[str, Tensor], folder: Path) -> None:
+def _load_own(model: DeepParsingNetwork, folder: Path) -> None:
     try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
+        model.load_state_dict(read_weights(folder, model.state_dict()))
+    except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"The weights in {folder} do not fit the network that was passed ({first_line(error)}): "
             "build it as it was when the model was saved."

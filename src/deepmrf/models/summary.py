@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deepmrf.data.labels import LabelSet
-from deepmrf.models.folder import CONFIG, WEIGHTS, read_config, refusing_damage
+from deepmrf.models.folder import CONFIG, WEIGHTS, read_config, refusing_damage, saved_path
 from deepmrf.models.names import find_folder
 
 NETWORK_ALONE = "network alone"
@@ -64,7 +64,7 @@ def summarise(name: str | os.PathLike[str]) -> ModelSummary:
         miou=final.get("miou"),
         miou_network_alone=alone.get("miou"),
         iou=dict(per_class) if isinstance(per_class, dict) else {},
-        bytes=sum((folder / file).stat().st_size for file in (CONFIG, WEIGHTS)),
+        bytes=sum(saved_path(folder, file).stat().st_size for file in (CONFIG, WEIGHTS)),
     )
 
 

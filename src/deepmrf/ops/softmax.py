@@ -74,12 +74,24 @@ def log_softmax_of_difference(x: Tensor, y: Tensor) -> Tensor:
 def total(x: Tensor) -> float:
     """The sum of all numbers, in any order."""
     if not _plain(x) or not x.is_contiguous():
-        dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-        return float(x.detach().sum(dtype=dtype))
+        return float(x.detach().sum(dtype=torch.promote_types(x.dtype, torch.float32)))
+    return _over_numbers(np.sum, x)
+
+
+def total_of_squares(x: Tensor) -> float:
+    """The sum of the squares of all numbers, in any order."""
+    if not _plain(x) or not x.is_contiguous():
+        real = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        return float((real * real).sum())
+    return _over_numbers(lambda part: np.einsum("i,i->", part, part), x)  # np.dot would wake the threads of BLAS
+
+
+def _over_numbers(sum_of: Callable[[Any], Any], x: Tensor) -> float:
+    """The sum of sum_of(part) over parts (N,) that together cover x."""
     numbers = x.numpy().reshape(-1)
     starts = range(0, numbers.size, NUMBERS_PER_JOB)
     with np.errstate(all="ignore"):
-        return float(sum(run_jobs(lambda k: numbers[starts[k] : starts[k] + NUMBERS_PER_JOB].sum(), len(starts))))
+        return float(sum(run_jobs(lambda k: sum_of(numbers[starts[k] : starts[k] + NUMBERS_PER_JOB]), len(starts))))
 
 
 def _by_numpy(*tensors: Tensor) -> bool:

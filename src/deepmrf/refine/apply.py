@@ -23,6 +23,7 @@ from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.volumes import Spacing, read_grid
 from deepmrf.data.writing import check_folder
 from deepmrf.layers import MeanField
+from deepmrf.models.folder import first_line
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.devices import chosen_device
 from deepmrf.predict.tiles import MAX_TILE_BYTES, Maps, bytes_per_pixel, in_tiles
@@ -111,7 +112,7 @@ def refine(
                 kinds.add(future.result())
                 done.append(files.stem)
             except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
-                failed.append((files.stem, str(error) or type(error).__name__))
+                failed.append((files.stem, first_line(error)))
             progress(len(done) + len(failed), len(todo))
     finally:
         torch.set_num_threads(threads)

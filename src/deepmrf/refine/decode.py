@@ -24,6 +24,7 @@ CONFIDENCE = 0.9
 """The probability of the label that a map without a confidence names; the others share the rest."""
 MIN_PROBABILITY = 1e-6
 """No label is less probable than this: a saved 0 means "very little", and its logarithm must stay finite."""
+MIN_LOGIT = float(np.finfo(np.float32).min)
 SUM_TOLERANCE = 0.02
 """How far sums may be from one and still mean probabilities: half precision and many labels."""
 RANGE_TOLERANCE = 0.05
@@ -155,7 +156,8 @@ def _array_kind(values: Array, path: Path) -> tuple[str, Callable[[Array], Tenso
         return "scores of 0 to 1, divided by their sum", as_shares
     if exp_sums_are_one:
         return "log-probabilities", lambda part: _with_floor(_to_float(part))
-    return "logits", lambda part: _with_floor(_to_float(part).log_softmax(0))
+    # Where all labels are impossible (-inf), they are equally probable, as they are where all probabilities are 0.
+    return "logits", lambda part: _with_floor(_to_float(part).clamp_min(MIN_LOGIT).log_softmax(0))
 
 
 def _parts(values: Array) -> Iterator[Array]:

@@ -13,7 +13,7 @@ from deepmrf.data.colours import voc_colours
 from deepmrf.data.folder import labels_file
 from deepmrf.data.labels import LabelSet
 from deepmrf.layers import MeanField
-from deepmrf.models.folder import read_mrf
+from deepmrf.models.folder import damaged, first_line, read_mrf
 from deepmrf.refine.label_ids import BINARY, SOFT, LabelIds
 from deepmrf.refine.matching import count_dims, match_files
 from deepmrf.refine.predictions import Folder, PredictionFiles, are_binary, count_labels
@@ -26,7 +26,10 @@ OpenedMRF = tuple[MeanField, LabelSet, LabelIds | None]
 def open_mrf(folder: Folder) -> OpenedMRF:
     """The MRF that `fit` saved."""
     mean_field, config = read_mrf(Path(folder))
-    ids = LabelIds(tuple(config["ids"]), tuple(config.get("void", ()))) if config.get("ids") is not None else None
+    try:
+        ids = LabelIds(tuple(config["ids"]), tuple(config.get("void", ()))) if config.get("ids") is not None else None
+    except (TypeError, ValueError) as error:
+        raise ValueError(damaged(Path(folder), first_line(error))) from error
     return mean_field, LabelSet.from_dict(config["labels"]), ids
 
 

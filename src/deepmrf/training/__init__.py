@@ -14,4 +14,6 @@ motion       clips from single images that move
 loss         cross-entropy and Lovász
 optimiser    parameter groups, learning rates, moving average
 checkpoint   the state of a run in one file
+memory       does a step fit into memory?
+lock         one training at a time in a folder
 """

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,14 +23,27 @@ from torch import Tensor
 from deepmrf.data.extras import optional
 from deepmrf.evaluation.evaluate import check_labelled
 from deepmrf.training.batches import clip_source, stage_batches
+from deepmrf.training.lock import folder_lock
 from deepmrf.training.loss import class_weights, cross_entropy, lovasz
+from deepmrf.training.memory import check_memory, rehearse
 from deepmrf.training.optimiser import MovingAverage, new_optimiser, set_rates, step_if_finite
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.run import Message, Run, TrainProgress
 from deepmrf.training.samples import Images
-from deepmrf.training.stages import StageModel, caches_penalty, check_finish, finish, planned_stages, prepare_stage
+from deepmrf.training.stages import (
+    StageModel,
+    caches_penalty,
+    check_finish,
+    check_stages,
+    finish,
+    planned_stages,
+    prepare_stage,
+)
 from deepmrf.training.start import build_model, check_run_folder, open_splits, with_own_network
 from deepmrf.unary.own import OwnNetwork
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 def train(
@@ -48,15 +63,23 @@ def train(
     if network is not None:
         recipe = with_own_network(recipe, network, message)
     check_run_folder(recipe, folder, resume)
-    run = _new_run(recipe, folder, network, message, progress)
+    with _accelerator(recipe.precision) as accelerator:
+        run = _new_run(recipe, folder, network, accelerator, message, progress)
+        with folder_lock(folder) if accelerator.is_main_process else nullcontext():
+            check_run_folder(recipe, folder, resume)  # another run may have come first
+            return _run_stages(run, resume)
+
+
+def _run_stages(run: Run, resume: bool) -> dict[str, Any]:
+    """Train all stages that are not done, and save the model; return the scores of every stage."""
     run.open_folder()
-    stages = planned_stages(recipe)
+    stages = planned_stages(run.recipe)
     first_stage, first_step, tensors = run.read_state() if resume else (0, 0, {})
     run.steps_done = sum(stage.steps for stage in stages[:first_stage])
     for index in range(first_stage, len(stages)):
         _train_stage(run, index, stages[index], first_step, tensors)
         first_step, tensors = 0, {}
-    changes = finish(recipe, run.average)
+    changes = finish(run.recipe, run.average)
     if changes:
         _add_scores(run, changes, network_too=True)
     run.save_model()
@@ -64,21 +87,40 @@ def train(
     return run.scores
 
 
-def _new_run(
-    recipe: Recipe, folder: Path, network: OwnNetwork | None, message: Message, progress: TrainProgress
-) -> Run:
-    """Open the data, build the model and check both, before the folder is touched."""
+@contextmanager
+def _accelerator(precision: str) -> Iterator[Accelerator]:
+    """Give an Accelerator; the next one may have another precision, unless the program has one of its own."""
     accelerate = optional("accelerate", "Training needs", "train")
-    accelerator = accelerate.Accelerator(mixed_precision=recipe.precision)
-    accelerate.utils.set_seed(recipe.seed)
+    state = accelerate.state.AcceleratorState
+    is_first = not state._shared_state
+    try:
+        yield accelerate.Accelerator(mixed_precision=precision)
+    finally:
+        if is_first:
+            state._reset_state()
+
+
+def _new_run(
+    recipe: Recipe,
+    folder: Path,
+    network: OwnNetwork | None,
+    accelerator: Accelerator,
+    message: Message,
+    progress: TrainProgress,
+) -> Run:
+    """Open the data, build the model and check both and the steps of all stages, before the folder is touched."""
+    optional("accelerate", "Training needs", "train").utils.set_seed(recipe.seed)
     data, val = open_splits(recipe)
     model = build_model(recipe, data, message, network).to(accelerator.device)
     check_finish(recipe, model)
+    stages = planned_stages(recipe)
+    check_stages(recipe, model)
+    check_memory(recipe, stages, model, accelerator.num_processes)
     video = recipe.clips.frames > 1
     check_labelled(val, video, lambda done, total: progress("reading validation images", done, total or 0, {}))
     labelled = data.subset(item for item in data if item.mask) if video else data  # other frames of clips lack labels
     images = Images(labelled, lambda done, total: progress("reading images", done, total or 0, {}))
-    return Run(
+    run = Run(
         recipe=recipe,
         folder=folder,
         model=model,
@@ -90,6 +132,9 @@ def _new_run(
         message=message,
         train_progress=progress,
     )
+    if accelerator.device.type == "cuda":  # a step on a CPU takes too long, and its memory is larger
+        rehearse(run, stages, lambda stage, log_q, target: _loss(run, stage, log_q, target, None))
+    return run
 
 
 def _train_stage(run: Run, index: int, stage: Stage, first_step: int, tensors: dict[str, Tensor]) -> None:

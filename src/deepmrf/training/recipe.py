@@ -25,6 +25,10 @@ else:
 
 PARTS = ("unary", "triple_penalty", "label_contexts", "links")
 """Parts of the model that a stage may learn. Links between the frames of clips belong to the triple penalty."""
+MAX_WHOLE_NUMBER = 2**31 - 1
+MAX_WORKERS = 256
+MAX_FRAMES = 255
+"""The most frames that windows and patterns may span."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +187,8 @@ def read_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Re
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not text in UTF-8: save it so, or pass a .toml file.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{path} is not valid TOML: {error}.") from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
+        raise RecipeError(f"{path} is not valid TOML: {str(error).splitlines()[0].rstrip('.')}.") from error
     for key, value in (overrides or {}).items():
         _override(tree, key, value)
     return recipe_from_dict(tree)
@@ -204,8 +208,8 @@ def recipe_from_dict(tree: dict[str, Any]) -> Recipe:
     if recipe.start and (recipe.unary != UnaryRecipe() or recipe.mean_field):
         raise RecipeError(f"start={recipe.start!r} brings its network and mean field: leave unary and mean_field out.")
     _check_numbers(recipe, ("save_every",), 1)
-    _check_numbers(recipe, ("clip", "evaluate_every"), 0)
-    _check_numbers(recipe.data, ("workers",), 0, "data")
+    _check_numbers(recipe, ("clip", "evaluate_every", "seed"), 0)
+    _check_numbers(recipe.data, ("workers",), 0, "data", MAX_WORKERS)
     if not 0 <= recipe.ema < 1:
         raise RecipeError(f"ema={recipe.ema} must be at least 0 and less than 1.")
     _check_clips(recipe.clips)
@@ -231,12 +235,16 @@ def _check_stage(stage: Stage) -> None:
     _check_choices(stage, {"optimiser": ("adamw", "sgd")}, table)
 
 
-def _check_numbers(values: Any, keys: tuple[str, ...], least: int, table: str = "") -> None:
+def _check_numbers(
+    values: Any, keys: tuple[str, ...], least: int, table: str = "", most: int = MAX_WHOLE_NUMBER
+) -> None:
     for key in keys:
         value = getattr(values, key)
         if not least <= value < math.inf:  # NaN fails, too
             finite = " and finite" if isinstance(value, float) else ""
             raise RecipeError(f"{_join(table, key)}={value} must be at least {least}{finite}.")
+        if isinstance(value, int) and value > most:
+            raise RecipeError(f"{_join(table, key)} must be at most {most}.")
 
 
 def _check_choices(values: Any, choices: dict[str, tuple[str, ...]], table: str = "") -> None:
@@ -247,8 +255,9 @@ def _check_choices(values: Any, choices: dict[str, tuple[str, ...]], table: str 
 
 def _check_clips(clips: ClipsRecipe) -> None:
     _check_choices(clips, {"labelled": ("centre", "all"), "flow": ("dis", "exact", "none")}, "clips")
-    _check_numbers(clips, ("frames", "stride", "window", "contexts"), 1, "clips")
-    if clips.motion < 0 or clips.count < 0 or not 0 <= clips.flicker <= 10:
+    _check_numbers(clips, ("frames", "stride"), 1, "clips")
+    _check_numbers(clips, ("window", "contexts"), 1, "clips", MAX_FRAMES)
+    if not 0 <= clips.motion < math.inf or not 0 <= clips.count < MAX_WHOLE_NUMBER or not 0 <= clips.flicker <= 10:
         raise RecipeError(
             f"clips.motion={clips.motion}, count={clips.count} and flicker={clips.flicker} must be at least 0, "
             "and flicker at most 10."
@@ -279,6 +288,8 @@ def _override(tree: dict[str, Any], key: str, text: str) -> None:
         node[last] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         node[last] = text
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"{key} cannot be read: {str(error).splitlines()[0].rstrip('.')}.") from error
 
 
 def _converted(kind: Any, value: Any, key: str) -> Any:
@@ -299,7 +310,7 @@ def _converted(kind: Any, value: Any, key: str) -> Any:
             raise RecipeError(f"{key} must be a table, but is {value!r}.")
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) < sys.float_info.max else math.inf if value > 0 else -math.inf
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise RecipeError(f"{key} must be of type {kind.__name__}, but is {value!r}.")
     return value

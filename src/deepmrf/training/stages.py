@@ -50,8 +50,8 @@ def prepare_stage(model: DeepParsingNetwork, stage: Stage, seed: int, trained: b
         start_contexts(contexts, seed)
 
 
-def _set_learned(model: DeepParsingNetwork, stage: Stage) -> None:
-    """Set requires_grad of every parameter."""
+def _learnable(model: DeepParsingNetwork, stage: Stage) -> tuple[dict[str, nn.Module], list[nn.Parameter]]:
+    """Return the model's parts by name and its links; raise a RecipeError where it lacks what the stage learns."""
     mrf = model.mean_field
     parts: dict[str, nn.Module] = {"unary": model.unary}
     links: list[nn.Parameter] = []
@@ -66,6 +66,12 @@ def _set_learned(model: DeepParsingNetwork, stage: Stage) -> None:
     for name in stage.learn:
         if name not in (*parts, "links"):
             raise RecipeError(f"stage.{stage.name}.learn has {name}, which the model lacks: see mean_field.contexts.")
+    return parts, links
+
+
+def _set_learned(model: DeepParsingNetwork, stage: Stage) -> None:
+    """Set requires_grad of every parameter."""
+    parts, links = _learnable(model, stage)
     for name, part in parts.items():
         part.requires_grad_(name in stage.learn)
     if "links" in stage.learn:
@@ -119,6 +125,15 @@ class StageModel(nn.Module):
             with torch.no_grad() if self.network_fixed else nullcontext():
                 log_p = self.model.log_unary(image)
         return self.model.refined(log_p, image, Flow(*flow) if flow else None)
+
+
+def check_stages(recipe: Recipe, model: DeepParsingNetwork) -> None:
+    """Raise a RecipeError, before anything is trained, if the model lacks what a stage learns or has another size."""
+    for stage in planned_stages(recipe):
+        _learnable(model, stage)
+    size = None if model.mean_field is None else model.mean_field.triple_penalty.size
+    if size is not None and size != recipe.augment.crop:
+        raise RecipeError(f"augment.crop={list(recipe.augment.crop)} must be mean_field.size={list(size)}.")
 
 
 def check_finish(recipe: Recipe, model: DeepParsingNetwork) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from deepmrf.data import open_data
 from deepmrf.data.dataset import Dataset
@@ -19,6 +20,7 @@ from deepmrf.data.writing import check_folder
 from deepmrf.layers import MeanField
 from deepmrf.models.names import from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
+from deepmrf.models.schema import MEAN_FIELD, Setting, check_settings, network_schema, skeleton
 from deepmrf.training.recipe import Recipe, RecipeError, UnaryRecipe, recipe_from_dict
 from deepmrf.training.recipes import bundled_recipes
 from deepmrf.unary.own import OwnNetwork, code_name, own_network
@@ -105,28 +107,50 @@ def _new_model(
     learns_mrf = any(part != "unary" for stage in recipe.stage for part in stage.learn)
     mrf = dict(recipe.mean_field) if recipe.mean_field or learns_mrf else None
     model: DeepParsingNetwork
+    unary = recipe.unary
+    _check_settings(unary, mrf, network)
+
+    def build() -> DeepParsingNetwork:
+        built: DeepParsingNetwork = DeepParsingNetwork.build(unary.network, data.labels, unary.options, mrf)
+        return built
+
     try:
         if network is None:
-            model = DeepParsingNetwork.build(recipe.unary.network, data.labels, dict(recipe.unary.options), mrf)
+            skeleton(build)  # what is too large is never built
+            model = build()
         else:
             mean_field = None if mrf is None else MeanField(len(data.labels), **mrf)
             model = DeepParsingNetwork(own_network(network), mean_field, data.labels)
             message(f"Network from {code_name(network)}.")
-    except TypeError as error:  # an option that the network or MeanField does not have
+    except (TypeError, ValueError, RuntimeError) as error:
         raise RecipeError(f"unary.options or mean_field: {str(error).rstrip('.')}.") from error
-    if recipe.unary.imagenet:
-        path = Path(recipe.unary.imagenet)
+    if unary.imagenet:
+        path = Path(unary.imagenet)
         if not path.is_file():
             remedy = f"fetch it with: deepmrf data get {path.stem}" if path.stem in WEIGHTS else "give one that exists"
             raise RecipeError(f"unary.imagenet: there is no file {path}; empty it to start at random, or {remedy}")
         message(str(model.unary.load_imagenet(path)))  # type: ignore[operator]
-    if recipe.unary.start:
-        folder = Path(recipe.unary.start)
-        _check_trained("unary.start", recipe.unary.start)
+    if unary.start:
+        folder = Path(unary.start)
+        _check_trained("unary.start", unary.start)
         own = copy.deepcopy(network)
-        start = from_folder(folder, own) if folder.is_dir() else open_model(recipe.unary.start, own)
+        start = from_folder(folder, own) if folder.is_dir() else open_model(unary.start, own)
         shapes = {name: value.shape for name, value in model.unary.state_dict().items()}
         fitting = {name: value for name, value in start.unary.state_dict().items() if shapes.get(name) == value.shape}
         missing = model.unary.load_state_dict(fitting, strict=False).missing_keys
-        message(f"Network from {recipe.unary.start}; at random: {', '.join(missing) or 'nothing'}.")
+        message(f"Network from {unary.start}; at random: {', '.join(missing) or 'nothing'}.")
     return model
+
+
+def _check_settings(unary: UnaryRecipe, mrf: Mapping[str, Any] | None, network: OwnNetwork | None) -> None:
+    schema = network_schema(unary.network)
+    try:  # the number of labels is the data's
+        check_settings(mrf or {}, _without_labels(MEAN_FIELD), "mean_field")
+        if network is None and schema is not None:
+            check_settings(unary.options, _without_labels(schema), "unary.options")
+    except ValueError as error:
+        raise RecipeError(f"{error}.") from None
+
+
+def _without_labels(schema: Mapping[str, Setting]) -> dict[str, Setting]:
+    return {name: setting for name, setting in schema.items() if name != "labels"}

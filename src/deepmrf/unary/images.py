@@ -34,10 +34,10 @@ class Normalise(nn.Module):
         black, white = value_range
         if black == white:
             raise ValueError(f"value_range={value_range!r} must be two different numbers, such as (0, 1) or (0, 255).")
-        offset, deviation = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
-        dtype = torch.get_default_dtype()
-        self.register_buffer("scale", ((white - black) / deviation).to(dtype).view(1, -1, 1, 1), persistent=False)
-        self.register_buffer("shift", ((black - offset) / deviation).to(dtype).view(1, -1, 1, 1), persistent=False)
+        scale = [(white - black) / s for s in std]  # not by PyTorch, which imports a compiler for sums without memory
+        shift = [(black - m) / s for m, s in zip(mean, std, strict=True)]
+        self.register_buffer("scale", torch.tensor(scale).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("shift", torch.tensor(shift).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
         check_image(image, self.scale.shape[1])

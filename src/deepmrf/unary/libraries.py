@@ -95,21 +95,14 @@ def description(network: nn.Module) -> dict[str, Any] | None:
     try:
         described = json.loads(json.dumps(described))
         with torch.device("meta"):  # without memory for the weights
-            same = _shapes(_build(described).state_dict()) == _shapes(network.state_dict())
+            same = _shapes(rebuild(described).state_dict()) == _shapes(network.state_dict())
     except Exception:  # whatever the library raises: the network was changed after it was built
         return None
     return described if same else None
 
 
-def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
-    """Build the network of a description. Its weights must have the names and shapes of `weights`."""
-    with torch.device("meta"):  # a config could ask for more memory than there is
-        if _shapes(_build(described).state_dict()) != _shapes(weights):
-            raise ValueError(f"its config describes another {described['class']} than its weights")
-    return _build(described)
-
-
-def _build(described: Mapping[str, Any]) -> nn.Module:
+def rebuild(described: Mapping[str, Any]) -> nn.Module:
+    """Build the network of a description; its weights are random."""
     library, name = _library(str(described["library"])), str(described["class"])
     kind = getattr(library, name, None)
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):

@@ -28,6 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+MAX_COORDINATE = 2.0**22
+"""Larger coordinates of float32 have too few digits behind the point."""
 MAX_KEY_BITS = 62
 
 
@@ -127,6 +129,11 @@ def key_extents(reach: Sequence[float]) -> list[int]:
     """
     axes = len(reach)
     largest = [sum(reach[i:]) + i * reach[max(i - 1, 0)] for i in range(axes)]
+    if max(largest) > MAX_COORDINATE:  # kernels would find a simplex that does not exist, and write outside of arrays
+        raise ValueError(
+            f"Features reach {max(largest):.3g} widths, where float32 tells points no longer apart: "
+            "give smaller features or larger widths."
+        )
     return [2 * math.ceil(x) + 6 * (axes + 1) + 1 for x in largest]
 
 
