@@ -19,6 +19,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 ORDER = [
     "cli",
     "app",
+    "cluster",
     "export",
     "refine",
     "training",

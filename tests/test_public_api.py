@@ -14,6 +14,7 @@ from deepmrf.cli import app
 NAMES = {
     "deepmrf": "DeepParsingNetwork InputWarning LabelContexts LabelSet MeanField Segmentation Segmenter TriplePenalty "
     "crf_rnn dense_crf load ops",
+    "deepmrf.cluster": "predict refine",
     "deepmrf.data": "ANIMALS CAMVID CITYSCAPES VOC Augment DataError DataReport Dataset Item LabelSet add_sbd animals "
     "camvid check cityscapes coco folder get open_data synthetic voc write_folder",
     "deepmrf.densecrf": "CONST_KERNEL DIAG_KERNEL FULL_KERNEL NORMALIZE_AFTER NORMALIZE_BEFORE NORMALIZE_SYMMETRIC "
@@ -59,6 +60,7 @@ PARAMETERS = {
     "Segmenter.__call__": "self image probabilities",
     "Segmenter.batch": "self images probabilities progress",
     "Segmenter.shrunk": "self image",
+    "Segmenter.to": "self device",
     "DeepParsingNetwork": "unary mean_field labels card",
     "DeepParsingNetwork.build": "network labels options mrf",
     "DeepParsingNetwork.forward": "self image flow",
@@ -79,6 +81,8 @@ PARAMETERS = {
     "Segmentation.save": "self path",
     "Segmentation.save_labels": "self path note",
     "Segmentation.save_overlay": "self path longest legend",
+    "cluster.predict": "paths out model address workers device options recursive progress",
+    "cluster.refine": "mrf labels predictions images out address workers device progress options",
     "data.open_data": "spec split",
     "export.export": "model path images tolerance",
     "flow.estimate": "frames method",
@@ -108,7 +112,7 @@ COMMANDS = {
     "predict": "INPUTS --out -o --model -m --scales --flip --tile --size --device --batch --overlay --no-overlay "
     "--legend --no-legend --min-area --min-confidence --probabilities --overwrite "
     "--recursive -r --json --coco --max-pixels --labels --frames-as-video "
-    "--fps --max-frames --flow --consistency --network --open",
+    "--fps --max-frames --flow --consistency --network --ray --workers --open",
     "app": "--model -m --host --port --device --max-megabytes --max-megapixels --open",
     "models": "NAME --time --device --json",
     "train": "RECIPE --out -o --set --resume --list --network",
@@ -120,7 +124,7 @@ COMMANDS = {
     "--window --contexts --context-size --crop --batch "
     "--penalty-steps --contexts-steps --labels --seed --device",
     "refine": "MRF --predictions --images --out -o --preset --set --gt-prob --soft-mask --no-soft-mask "
-    "--labels --probabilities --overwrite --workers --device",
+    "--labels --probabilities --overwrite --workers --device --ray",
     "export": "MODEL --out -o --image --tolerance --network",
     "bench": "",  # passed on to benchmarks/bench
     "doctor": "--json",

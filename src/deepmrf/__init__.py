@@ -7,6 +7,7 @@ The rooms of the package. A room imports from rooms below it only:
 
 cli           the command `deepmrf`
 app           the page of `deepmrf app`: pictures in the browser, and an MRF to move
+cluster       the images of a run shared between the machines of a Ray cluster
 export        a model as an ONNX file or a torch.export program
 refine        an MRF on predictions that any network has saved: fit it, apply it
 training      the paper's four stages, from a recipe to a saved model
@@ -61,7 +62,20 @@ _HOMES = {
     "predict.result": ("Segmentation",),
     "predict.segmenter": ("Segmenter", "load"),
 }
-_MODULES = ("data", "densecrf", "evaluation", "export", "figures", "flow", "layers", "losses", "ops", "unary", "video")
+_MODULES = (
+    "cluster",
+    "data",
+    "densecrf",
+    "evaluation",
+    "export",
+    "figures",
+    "flow",
+    "layers",
+    "losses",
+    "ops",
+    "unary",
+    "video",
+)
 
 
 def __getattr__(name: str) -> Any:

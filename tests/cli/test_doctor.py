@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import deepmrf
 from deepmrf.cli import app
+from deepmrf.data.extras import EXTRAS
 from deepmrf.ops import jobs
 from deepmrf.predict import installation
 
@@ -34,7 +35,7 @@ def test_json_holds_the_same():
     assert values["works"] is True
     assert values["versions"]["torch"] == torch.__version__
     assert {*values["kernels"]} == {*values["devices"]} == {"cpu", "cuda"}
-    assert {extra["name"] for extra in values["extras"]} == {"train", "video", "volumes", "export", "coco", "bench"}
+    assert {extra["name"] for extra in values["extras"]} == {*EXTRAS}
     assert {"animals", "street", "street-fast"} <= {*values["models"]}
 
 

@@ -57,6 +57,7 @@ def test_a_broken_package_says_why(monkeypatch, tmp_path):
     [
         ("accelerate", ["train", "recipe.toml"], "train"),
         ("gradio", ["app", "--port", "0"], "app"),
+        ("ray", ["predict", "frames", "--ray"], "ray"),
         ("av", ["predict", "frames", "-o", "out.mp4"], "video"),
         ("cv2", ["predict", "camera:0"], "video"),
         ("onnxscript", ["export", "street-fast", "-o", "model.onnx"], "export"),

@@ -3,6 +3,7 @@
 console       how commands fail, show progress, and print tables and sentences
 process       threads, memory and output of the process, set when a command runs
 network       the option --network: a network of the user's own
+ray           the option --ray: a cluster
 predict, video, fit, refine, train, evaluate, explain, calibrate, export, models, bench, doctor, data: one file per
 command; page is that of `deepmrf app`
 """
@@ -25,6 +26,7 @@ from deepmrf.cli.fit import FIT_HELP, fit_command
 from deepmrf.cli.models import MODELS_HELP, models_command
 from deepmrf.cli.page import APP_HELP, app_command
 from deepmrf.cli.predict import PREDICT_HELP, predict_command
+from deepmrf.cli.ray import RayCommand
 from deepmrf.cli.refine import REFINE_HELP, refine_command
 from deepmrf.cli.train import TRAIN_HELP, train_command
 
@@ -55,7 +57,7 @@ def main(
     """Learnable Markov random fields for segmentation."""
 
 
-app.command(name="predict", help=PREDICT_HELP)(predict_command)
+app.command(name="predict", help=PREDICT_HELP, cls=RayCommand)(predict_command)
 app.command(name="app", help=APP_HELP)(app_command)
 app.command(name="models", help=MODELS_HELP)(models_command)
 app.command(name="train", help=TRAIN_HELP)(train_command)
@@ -63,7 +65,7 @@ app.command(name="evaluate", help=EVALUATE_HELP)(evaluate_command)
 app.command(name="explain", help=EXPLAIN_HELP)(explain_command)
 app.command(name="calibrate", help=CALIBRATE_HELP)(calibrate_command)
 app.command(name="fit", help=FIT_HELP)(fit_command)
-app.command(name="refine", help=REFINE_HELP)(refine_command)
+app.command(name="refine", help=REFINE_HELP, cls=RayCommand)(refine_command)
 app.command(name="export", help=EXPORT_HELP)(export_command)
 app.command(
     name="bench",

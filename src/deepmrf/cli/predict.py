@@ -17,6 +17,7 @@ from rich.console import Console
 from deepmrf.cli import process, video
 from deepmrf.cli.console import Bars, fail, percent, say, share, split_scales, table, warn
 from deepmrf.cli.network import NetworkOption, own_code
+from deepmrf.cli.ray import RayOption
 
 if TYPE_CHECKING:
     from deepmrf.data.progress import Progress
@@ -61,6 +62,8 @@ at the end, and the exit code is then 1.
 [cyan]deepmrf predict frames -o out.mp4 --fps 30[/cyan]: frames as a video; [cyan]camera:0[/cyan] is a camera
 
 [cyan]deepmrf predict photos --model runs/a/model --model runs/b/model --probabilities[/cyan]: averaged
+
+[cyan]deepmrf predict photos --ray auto[/cyan]: on a Ray cluster; [cyan]--ray[/cyan] alone uses all processors here
 
 [cyan]deepmrf predict photos --model saved --network mynet:build[/cyan]: saved around a network of your own
 """
@@ -147,6 +150,11 @@ def predict_command(
         bool, typer.Option("--consistency", help="Videos: how many pixels keep their label along the flow; slower.")
     ] = False,
     network: NetworkOption = None,
+    ray: RayOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(show_default="one per GPU, or per processor", help="With --ray: processes that hold the model."),
+    ] = None,
     open_result: Annotated[
         bool, typer.Option("--open", help="Open the overlay at the end, or the folder of several results.")
     ] = False,
@@ -167,7 +175,7 @@ def predict_command(
         with own_code(network):
             segmenter = load(
                 *(model or ["animals"]),
-                device=device,
+                device=device if ray is None else "cpu",
                 scales=factors,
                 flip=flip,
                 tile=tile,
@@ -180,12 +188,20 @@ def predict_command(
         options = video.VideoOptions(
             overlay, labels, frames, fps, max_frames, flow, consistency, probabilities, legend, coco is not None
         )
-        inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options)
+        inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options, ray)
         _check_out(inputs, out)
         with Bars(console) as bars:
             written = Options(overlay, probabilities, overwrite, batch, legend)
             images, tiles = _progress(bars)
-            report = segment_files(segmenter, inputs, out, written, images, recursive, tiles)
+            if ray is None:
+                report = segment_files(segmenter, inputs, out, written, images, recursive, tiles)
+            else:
+                from deepmrf import cluster
+
+                pool: dict[str, Any] = {"address": ray or None, "workers": workers, "device": device}
+                report = cluster.predict(
+                    inputs, out, segmenter, options=written, recursive=recursive, progress=images, **pool
+                )
             if coco is not None:
                 write_coco(coco, report.images, segmenter.labels, bars.progress("outlines"))
         if summary is not None:
@@ -231,13 +247,21 @@ def _area(text: str) -> float:
 
 
 def _without_videos(
-    inputs: list[str], segmenter: Segmenter, out: Path, overwrite: bool, console: Console, options: video.VideoOptions
+    inputs: list[str],
+    segmenter: Segmenter,
+    out: Path,
+    overwrite: bool,
+    console: Console,
+    options: video.VideoOptions,
+    ray: str | None,
 ) -> tuple[list[str], list[dict[str, Any]], int]:
     """Segment the videos among the inputs; return the other inputs, the videos' part of --json, and the exit code."""
     from deepmrf.video.inputs import expand_videos, is_video, names_video
 
     inputs = expand_videos(inputs)
     videos = [text for text in inputs if is_video(text, options.frames or names_video(out))]
+    if videos and ray is not None:
+        raise ValueError(f"{videos[0]} is a video, which one machine segments: leave --ray out.")
     video.check(videos, out, options, [text for text in inputs if text not in videos])
     entries: list[dict[str, Any]] = []
     code = 0

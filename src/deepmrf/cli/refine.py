@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, say, say_pairs, sentences, split_settings, table, warn
+from deepmrf.cli.ray import RayOption
 
 PRESET_FIELDS = {
     "voc": "CAMs and pseudo-labels of weak supervision; pydensecrf's own example",
@@ -40,6 +41,8 @@ PRESETS
 [cyan]deepmrf refine --preset voc --set colour_width=5 --predictions predictions --images images -o refined[/cyan]
 
 [cyan]deepmrf refine --preset maskcut --predictions masks --images images -o refined --gt-prob 0.7[/cyan]: plain masks.
+
+[cyan]deepmrf refine --preset voc --predictions predictions --images images -o refined --ray auto[/cyan]: on a cluster.
 """.replace("PRESETS\n", "".join(f"[cyan]{name}[/cyan]: {field}.\n\n" for name, field in PRESET_FIELDS.items()))
 
 
@@ -89,9 +92,11 @@ def refine_command(
     probabilities: Annotated[str, typer.Option(help="Also write float16 probabilities: npy or npz.")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Do again what is done already.")] = False,
     workers: Annotated[
-        int | None, typer.Option(show_default="PyTorch's threads", help="Images refined at a time.")
+        int | None,
+        typer.Option(show_default="PyTorch's threads", help="Images refined at a time; with --ray, processes."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    ray: RayOption = None,
 ) -> None:
     """Sharpen saved predictions with an MRF."""
     process.prepare()
@@ -106,25 +111,21 @@ def refine_command(
         for option, value in {"--labels": labels, "--set": settings, "--soft-mask": soft_mask}.items():
             if mrf is not None and value not in (None, []):
                 raise ValueError(f"{option} is for a preset, and {mrf} has what was learned: leave {option} out.")
-        chosen_device(device)  # before the files are read
+        if ray is None:
+            chosen_device(device)  # before the files are read
+        else:
+            from deepmrf import cluster
         changes = _numbers(settings)
         opened = open_mrf(mrf) if mrf else open_preset(preset, predictions, images, labels, changes, soft_mask)
         model, label_set, label_ids = opened
         with Bars(console) as bars:
-            report = refine(
-                model,
-                label_set,
-                predictions,
-                images,
-                out,
-                probabilities=probabilities,  # type: ignore[arg-type]  # refine checks it
-                overwrite=overwrite,
-                device=device,
-                progress=bars.progress("refining"),
-                label_ids=label_ids,
-                gt_prob=gt_prob,
-                workers=workers,
-            )
+            options: dict[str, Any] = {"probabilities": probabilities, "overwrite": overwrite, "device": device}
+            options |= {"progress": bars.progress("refining"), "label_ids": label_ids, "gt_prob": gt_prob}
+            folders = predictions, images, out
+            if ray is None:
+                report = refine(model, label_set, *folders, workers=workers, **options)
+            else:
+                report = cluster.refine(model, label_set, *folders, address=ray or None, workers=workers, **options)
     warn([*report.notes, *(f"{stem}: {reason}" for stem, reason in report.failed)], console)
     counts = f"{len(report.done)} refined, {len(report.skipped)} there already, {len(report.failed)} failed"
     kinds = f" Predictions were read as {'; '.join(report.kinds)}." if report.kinds else ""

@@ -29,6 +29,7 @@ EXTRAS = {
         {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"}, "deepmrf export to .onnx"
     ),
     "app": Extra({"gradio": "gradio", "matplotlib": "matplotlib"}, "deepmrf app"),
+    "ray": Extra({"ray": "ray"}, "deepmrf predict and deepmrf refine on a cluster, --ray"),
     "coco": Extra({"pycocotools": "pycocotools"}, "data of COCO, coco:PATH"),
     "figures": Extra({"matplotlib": "matplotlib"}, "deepmrf explain"),
     "bench": Extra(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,14 @@ class Options:
     legend: bool = True
     """Draw a legend below or beside the overlay."""
 
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch} must be at least 1 image.")
+
+
+Run = Callable[[Segmenter, Sequence[ImageFile], Path, Options, Progress], PredictReport]
+"""Segments the images and writes the results below a folder."""
+
 
 def segment_files(
     segmenter: Segmenter,
@@ -65,16 +73,21 @@ def segment_files(
     progress: Progress = no_progress,
     recursive: bool = False,
     tile_progress: Progress = no_progress,
+    run: Run | None = None,
 ) -> PredictReport:
     """Segment the images that files, folders and patterns name. `out` is a folder, or NAME.png for one image.
 
     progress: called with the number of images that are done. tile_progress: with that of an image's tiles.
+    run: segments the images that were found; None for `segment_images`.
     """
     images, missing = find_images(inputs, recursive, out)
     if not images:
         return PredictReport(segmenter.labels.names, failed=missing)
     images, folder = output_folder(images, out)
-    report = segment_images(segmenter, images, folder, options, progress, tile_progress)
+    if run is None:
+        report = segment_images(segmenter, images, folder, options, progress, tile_progress)
+    else:
+        report = run(segmenter, images, folder, options or Options(), progress)
     report.failed[:0] = missing
     return report
 
@@ -86,15 +99,17 @@ def segment_images(
     options: Options | None = None,
     progress: Progress = no_progress,
     tile_progress: Progress = no_progress,
+    total: int = 0,
 ) -> PredictReport:
-    """Segment every image and write its results below the folder. Ctrl-C stops with complete files only."""
+    """Segment every image and write its results below the folder. Ctrl-C stops with complete files only.
+
+    total: images of the run, where these are a part of it: they decide which kernels are used.
+    """
     options = options or Options()
-    if options.batch < 1:
-        raise ValueError(f"batch={options.batch} must be at least 1 image.")
     check_targets(images, folder)
     folder.mkdir(parents=True, exist_ok=True)
     reading, writing = WorkQueue[_Job, Bytes](READERS), WorkQueue[_Job, _Written](WRITERS)
-    with reading, writing, kernels_for(segmenter, len(images)):
+    with reading, writing, kernels_for(segmenter, total or len(images)):
         pipeline = _Pipeline(segmenter, folder, options, reading, writing, progress, tile_progress, len(images))
         try:
             progress(0, len(images))

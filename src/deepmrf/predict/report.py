@@ -51,6 +51,15 @@ class PredictReport(ClassTotals):
         """The images that are done, now or earlier."""
         return [*self.earlier, *self.done]
 
+    def merge(self, other: PredictReport) -> None:
+        """Add the results of other images."""
+        self.pixels += other.pixels
+        self.confidences += other.confidences
+        self.images_with_label += other.images_with_label
+        for name in ("done", "earlier", "failed", "animated"):
+            getattr(self, name).extend(getattr(other, name))
+        self.interrupted |= other.interrupted
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
         return {

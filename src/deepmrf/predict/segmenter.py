@@ -143,6 +143,13 @@ class Segmenter:
         vars(self).update(state)
         self.predict = combined(self.models, self.scales, self.flip)
 
+    def to(self, device: str | torch.device | None) -> Segmenter:
+        """Move the models to a device, and return this segmenter."""
+        self.device = chosen_device(device)
+        for model in self.models:
+            model.to(self.device)
+        return self
+
     @property
     def model(self) -> DeepParsingNetwork:
         """The first of the models."""

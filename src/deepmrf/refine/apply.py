@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -54,6 +54,20 @@ class RefineReport:
     """What the predictions were taken for."""
 
 
+@dataclass(frozen=True)
+class Refinement:
+    """An MRF, and how to apply it."""
+
+    mrf: MeanField
+    writer: ResultWriter
+    gt_prob: float | None
+    overwrite: bool
+
+
+Run = Callable[[Refinement, Sequence[MatchedFiles], Progress], RefineReport]
+"""Refines the files and writes the results."""
+
+
 def refine(
     mrf: MeanField,
     labels: LabelSet,
@@ -68,14 +82,17 @@ def refine(
     label_ids: LabelIds | None = None,
     gt_prob: float | None = None,
     workers: int | None = None,
+    run: Run | None = None,
 ) -> RefineReport:
     """Refine every prediction that has an image, and write the results into `out`.
 
     label_ids: the ids in label maps, those read and those written, where they are not the labels 0 .. L-1.
     gt_prob: the probability that a label map is right, where no file tells its confidence; None: 0.9.
     workers: images refined at a time; None: as many as PyTorch uses threads.
+    run: refines the files that were matched; None for `refine_files` with this device and these workers.
     """
-    target = chosen_device(device)
+    if run is None:
+        chosen_device(device)  # before files are read
     if probabilities not in ("", "npy", "npz"):
         raise ValueError(f"probabilities={probabilities!r} is unknown: choose 'npy', 'npz' or '' for none.")
     if workers is not None and workers < 1:
@@ -89,20 +106,39 @@ def refine(
             raise ValueError(f"The results would be written among the inputs in {folder}; choose another folder.")
     matched, notes = match_files(predictions, images)
     check_folder(writer.folder, "the results")
-    todo = [files for files in matched if overwrite or not writer.has_written(files)]
+    refinement = Refinement(mrf, writer, gt_prob, overwrite)
+    if run is None:
+        report = refine_files(refinement, matched, progress, device, workers)
+    else:
+        report = run(refinement, matched, progress)
+    if gt_prob is not None and report.kinds and not any("right with" in kind for kind in report.kinds):
+        notes.append(f"gt_prob={gt_prob:g} was not used: it is for label maps without a confidence of their own.")
+    return replace(report, notes=tuple(notes))
+
+
+def refine_files(
+    refinement: Refinement,
+    matched: Sequence[MatchedFiles],
+    progress: Progress = no_progress,
+    device: str = "cpu",
+    workers: int | None = None,
+) -> RefineReport:
+    """Refine predictions with their images, several at a time, and write the results."""
+    target, writer = chosen_device(device), refinement.writer
+    todo = [files for files in matched if refinement.overwrite or not writer.has_written(files)]
     skipped = sorted({files.stem for files in matched} - {files.stem for files in todo})
-    mrf, done, failed, kinds = mrf.to(target), [], [], set()
+    mrf, done, failed, kinds = refinement.mrf.to(target), [], [], set()
     threads = torch.get_num_threads()
     workers = _count_workers(mrf, todo, workers or threads)
     computing = nullcontext() if target.type == "cpu" else threading.Lock()  # a GPU computes one image at a time
 
     def work(files: MatchedFiles) -> str:
         torch.set_num_threads(max(1, threads // workers))  # of this thread's kernels
-        predicted = read_predicted_image(files, labels, label_ids, gt_prob)
+        predicted = read_predicted_image(files, writer.labels, writer.label_ids, refinement.gt_prob)
         log_p = _in_memory(mrf, predicted.log_p)
         with computing:
             spacing = None if predicted.volume is None else predicted.volume.spacing
-            result = refine_image(mrf, log_p, predicted.image, spacing, bool(probabilities))
+            result = refine_image(mrf, log_p, predicted.image, spacing, bool(writer.probabilities))
         writer.write(files, *result, predicted.volume)
         return predicted.kind
 
@@ -116,9 +152,7 @@ def refine(
             progress(len(done) + len(failed), len(todo))
     finally:
         torch.set_num_threads(threads)
-    if gt_prob is not None and kinds and not any("right with" in kind for kind in kinds):
-        notes.append(f"gt_prob={gt_prob:g} was not used: it is for label maps without a confidence of their own.")
-    return RefineReport(tuple(done), tuple(skipped), tuple(failed), tuple(notes), tuple(sorted(kinds)))
+    return RefineReport(tuple(done), tuple(skipped), tuple(failed), (), tuple(sorted(kinds)))
 
 
 def _check_mrf(mrf: MeanField, labels: LabelSet, label_ids: LabelIds | None, images: Folder) -> None:

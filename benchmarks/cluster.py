@@ -1,0 +1,170 @@
+"""Hold `deepmrf predict --ray` to what it promises: the same files as one process, whatever is killed, and its speed.
+
+    python benchmarks/cluster.py                            # 2,000 images of 64 x 48, all checks: some minutes
+    python benchmarks/cluster.py --checks speed --images 200 --size 512 512 --model animals
+
+    same      the files of two workers equal those of one process, byte for byte
+    worker    the same after one worker was killed in the middle; nothing is written twice
+    driver    the same after the command was killed in the middle and typed again; nothing is written twice
+    speed     images a second of one and of two workers, counted from the first share of images that is finished
+
+Everything runs on this machine. Other work on it disturbs the speed: the load average is printed beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+CHECKS = ("same", "worker", "driver", "speed")
+WORKER = b"_Worker"
+"""In the title of a worker's process."""
+THREADS = {"OMP_NUM_THREADS": "1"}
+"""Of a process: a worker has one, too."""
+
+
+def write_images(folder: Path, count: int, width: int, height: int) -> None:
+    """Smooth random pictures."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for number in range(count):
+        colours = random.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        Image.fromarray(colours).resize((width, height), Image.Resampling.BICUBIC).save(folder / f"{number:05d}.png")
+
+
+def start(out: Path, model: str, *options: str) -> subprocess.Popen[bytes]:
+    """Start `deepmrf predict` on the folder "in" beside `out`."""
+    words = [sys.executable, "-m", "deepmrf", "predict", "in", "-o", out.name, "--model", model, *options]
+    return subprocess.Popen(words, cwd=out.parent, stdout=subprocess.DEVNULL, env=os.environ | THREADS)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a command that must succeed."""
+    if process.wait():
+        raise SystemExit(f"{' '.join(map(str, process.args))} ended with {process.returncode}.")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder; what killed processes left half written is hidden and does not count."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def finished(folder: Path) -> dict[str, int]:
+    """The images that are done, by their label maps, with the number of the file: a second writing changes it."""
+    return {path.name: path.stat().st_ino for path in folder.glob("*.png")} if folder.is_dir() else {}
+
+
+def wait_for_middle(folder: Path, count: int) -> dict[str, int]:
+    """Wait until a third of the images is done."""
+    while len(done := finished(folder)) < count // 3:
+        time.sleep(0.05)
+    return done
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, directly or not."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has just ended
+            continue
+    family = [pid]
+    for member in family:
+        family += [child for child, parent in parents.items() if parent == member]
+    return family[1:]
+
+
+def kill_worker(driver: int) -> int:
+    """Kill one of the driver's workers with SIGKILL; return its process id."""
+    for pid in descendants(driver):
+        if WORKER in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+            return pid
+    raise SystemExit("There is no worker to kill.")
+
+
+def check_same(folder: Path, expected: dict[str, bytes], before: dict[str, int] | None = None) -> str:
+    """Compare a folder with what is expected, and the files that were done before with what they are now."""
+    actual = contents(folder)
+    if actual.keys() != expected.keys():
+        raise SystemExit(f"{folder} has {len(actual)} files, not {len(expected)}.")
+    different = [name for name in expected if actual[name] != expected[name]]
+    if different:
+        raise SystemExit(f"{len(different)} files differ from those of one process: {different[:3]}.")
+    now = finished(folder)
+    if again := [name for name, number in (before or {}).items() if now[name] != number]:
+        raise SystemExit(f"{len(again)} images were segmented twice: {again[:3]}.")
+    kept = f", {len(before)} done before and not again" if before else ""
+    return f"{len(actual)} files equal those of one process{kept}"
+
+
+def speed(folder: Path, model: str, workers: int) -> dict[str, float]:
+    """Images a second: between the first and the last share that is finished, and over the complete run."""
+    from deepmrf import cluster
+
+    times: list[tuple[float, int]] = []
+    begin = time.perf_counter()
+    out = folder / f"speed-{workers}"
+    progress = lambda done, total: times.append((time.perf_counter(), done))  # noqa: E731
+    cluster.predict(folder / "in", out, model, workers=workers, address="local", device="cpu", progress=progress)
+    shutil.rmtree(out)
+    (first, before), (last, total) = times[0], times[-1]
+    return {"images/s": (total - before) / (last - first), "seconds": time.perf_counter() - begin}
+
+
+def main() -> None:
+    """Run the checks that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--size", type=int, nargs=2, default=(64, 48), metavar=("W", "H"))
+    parser.add_argument("--model", default="street-fast")
+    parser.add_argument("--checks", nargs="+", choices=CHECKS, default=CHECKS)
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    options = parser.parse_args()
+    results: dict[str, object] = {"images": options.images, "size": options.size, "model": options.model}
+    with tempfile.TemporaryDirectory() as name:
+        folder, ray = Path(name), ("--ray", "local", "--workers", "2")
+        write_images(folder / "in", options.images, *options.size)
+        if {*options.checks} - {"speed"}:
+            finish(start(folder / "one", options.model))
+            expected = contents(folder / "one")
+        for check in options.checks:
+            out = folder / check
+            if check == "speed":
+                runs = [[speed(folder, options.model, workers) for workers in (1, 2)] for _ in range(2)]  # by turns
+                one, two = (max(rates, key=lambda run: run["images/s"]) for rates in zip(*runs, strict=True))
+                ratio = two["images/s"] / one["images/s"]
+                results[check] = {"1 worker": one, "2 workers": two, "ratio": ratio, "load": os.getloadavg()}
+            else:
+                process, before = start(out, options.model, *ray), None
+                if check == "worker":
+                    before = wait_for_middle(out, options.images)
+                    kill_worker(process.pid)
+                elif check == "driver":
+                    wait_for_middle(out, options.images)
+                    process.kill()
+                    process.wait()
+                    time.sleep(10)  # workers end when their driver is gone
+                    before = finished(out)
+                    process = start(out, options.model, *ray)
+                finish(process)
+                results[check] = check_same(out, expected, before)
+            print(f"{check}: {results[check]}", flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
