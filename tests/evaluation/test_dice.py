@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deepmrf.data.files import VOID
-from deepmrf.evaluation.dice import VolumeMetrics, dice_per_label, mean_dice, soft_dice, volume_dice
+from deepmrf.evaluation.dice import VolumeMetrics, dice_per_label, mean_dice, soft_dice, soft_iou, volume_dice
 from deepmrf.evaluation.metrics import SegmentationMetrics
 
 
@@ -37,6 +37,20 @@ def test_soft_dice_of_certain_probabilities_is_dice():
     assert float(soft_dice(q, truth)) == pytest.approx(sum(volume_dice(predicted, truth, 3)) / 2)
     nothing = torch.zeros_like(truth)
     assert float(soft_dice(q, nothing)) == 1  # no foreground, nothing to learn
+
+
+def test_soft_iou_of_certain_probabilities_is_the_mean_iou():
+    truth, predicted = torch.randint(0, 3, (2, 5, 7)), torch.randint(0, 4, (2, 5, 7))
+    truth[0, 0] = VOID
+    q = torch.nn.functional.one_hot(predicted, 4).movedim(-1, 1).double()  # label 3 is nowhere in truth: no mean
+    known = truth != VOID
+    ious = [
+        float(((truth == label) & (predicted == label) & known).sum())
+        / float((((truth == label) | (predicted == label)) & known).sum())
+        for label in range(3)
+    ]
+    assert float(soft_iou(q, truth)) == pytest.approx(sum(ious) / 3)
+    assert float(soft_iou(q, torch.full_like(truth, VOID))) == 1
 
 
 def test_soft_dice_leads_towards_the_truth():

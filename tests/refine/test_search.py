@@ -114,11 +114,20 @@ def test_noise_gains_nothing_and_the_report_says_so(noise):
 
 
 def test_training_stops_where_the_score_does(shifted, monkeypatch):
-    scores_from(monkeypatch, lambda _, steps: 0.6 + min(steps, 400) / 10_000 - 0.001 * (steps > 400))
+    scores_from(monkeypatch, lambda _, steps: 0.6 + min(steps, 400) / 10_000 - 0.02 * (steps > 400))
     result = open_search(shifted).run()
     assert (result.steps, result.ending) == (400, "settled")
     assert [steps for steps, _ in result.curve] == [100, 200, 300, 400, 500, 600]
     assert result.trials[0].score == pytest.approx(0.64)
+
+
+@pytest.mark.parametrize(("loss", "steps"), [(0.0095, 300), (0.011, 200), (0.021, 100)])
+def test_the_last_round_with_nine_tenths_of_the_best_gain_is_taken(shifted, monkeypatch, loss, steps):
+    """Before, the score is 0.5: the best round gains 0.2, and each later one `loss` less."""
+    scores_from(monkeypatch, lambda _, steps: 0.7 - loss * (steps / 100 - 1))
+    result = open_search(shifted).run()
+    assert (result.steps, result.ending) == (steps, "settled")
+    assert [steps for steps, _ in result.curve] == [100, 200, 300]
 
 
 def test_of_equal_rounds_the_last_is_taken(shifted, monkeypatch):

@@ -44,13 +44,27 @@ def mean_dice(dice: Mapping[str, Sequence[float]]) -> float:
 
 def soft_dice(q: Tensor, truth: Tensor) -> Tensor:
     """Dice of probabilities q (B, L, *S) over the whole batch, the mean over the foreground labels in `truth`."""
-    labels = q.shape[1]
+    both, either, present = _soft_counts(q, truth)
+    return _mean_of_present((2 * both / either.clamp_min(1e-6))[1:], present[1:])
+
+
+def soft_iou(q: Tensor, truth: Tensor) -> Tensor:
+    """IoU of probabilities q (B, L, *S) over the whole batch, the mean over the labels in `truth`."""
+    both, either, present = _soft_counts(q, truth)
+    return _mean_of_present(both / (either - both).clamp_min(1e-6), present)
+
+
+def _soft_counts(q: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each label: its probability summed over its pixels, over all pixels plus its pixels, and if it has any."""
     known = (truth != VOID)[:, None]
-    true = one_hot(truth.long().where(known[:, 0], 0), labels).movedim(-1, 1) * known  # (B, L, *S)
+    true = one_hot(truth.long().where(known[:, 0], 0), q.shape[1]).movedim(-1, 1) * known  # (B, L, *S)
     axes = (0, *range(2, q.dim()))
-    both, either = (2 * q * true).sum(axes)[1:], ((q + true) * known).sum(axes)[1:]
-    present = true.sum(axes)[1:] > 0
-    return (both / either.clamp_min(1e-6))[present].mean() if bool(present.any()) else q.sum() * 0 + 1
+    return (q * true).sum(axes), ((q + true) * known).sum(axes), true.sum(axes) > 0
+
+
+def _mean_of_present(values: Tensor, present: Tensor) -> Tensor:
+    """The mean over the labels that are present; 1, with a gradient of 0, where none is."""
+    return values[present].mean() if bool(present.any()) else values.sum() * 0 + 1
 
 
 class VolumeMetrics(SegmentationMetrics):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Literal
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 from deepmrf.data.files import VOID
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.volumes import Spacing
-from deepmrf.evaluation.dice import soft_dice
+from deepmrf.evaluation.dice import soft_dice, soft_iou
 from deepmrf.layers import MeanField
 from deepmrf.predict.tiles import spaced
 from deepmrf.refine.crops import crop
@@ -86,7 +86,8 @@ class Learner:
         def loss() -> Tensor:
             batch = [self.examples[index] for index in self._draw(random)]
             log_p, image, mask = self._stack([crop(example, self.crop_size, random) for example in batch])
-            return self._loss(run_batch(mrf, log_p.float(), image, [example.spacing for example in batch]), mask)
+            scores = run_batch(mrf, log_p.float(), image, [example.spacing for example in batch])
+            return self._loss(scores, mask, None if self.examples.dims == 2 else soft_dice)
 
         steps, rate = self.settings.penalty_steps, self.settings.penalty_rate
         minimise([mrf.triple_penalty, self.trust], loss, steps, rate, progress)
@@ -112,7 +113,8 @@ class Learner:
         log_p, _, mask, t = self._stack(
             [crop(self.examples[i], self.crop_size, self.random, self.penalties.get(i)) for i in batch]
         )
-        return self._loss(self.mrf.from_penalty(log_p.float(), t.float()), mask)  # b13 to b15
+        scores = self.mrf.from_penalty(log_p.float(), t.float())  # b13 to b15
+        return self._loss(scores, mask, soft_iou if self.examples.dims == 2 else soft_dice)
 
     def _draw(self, random: np.random.Generator) -> list[int]:
         """The examples of one batch."""
@@ -124,11 +126,14 @@ class Learner:
         """One batch of each map: log_p, image, mask and what else was cut."""
         return [torch.stack(maps).to(self.settings.device) for maps in zip(*crops, strict=True)]
 
-    def _loss(self, scores: Tensor, mask: Tensor) -> Tensor:
-        """Cross-entropy, and for volumes, which are judged by the Dice of their foreground, its soft form too."""
+    def _loss(self, scores: Tensor, mask: Tensor, overlap: Callable[[Tensor, Tensor], Tensor] | None) -> Tensor:
+        """Cross-entropy, and a soft form of the score that decides: cross-entropy alone gives rare labels away.
+
+        Stage 2 of images does without: it has one factor for all labels, and stage 3 then ended lower.
+        """
         scores = self.trust(scores)
         entropy = functional.cross_entropy(scores, mask.long(), ignore_index=VOID)
-        return entropy if scores.dim() == 4 else entropy + 1 - soft_dice(scores.softmax(1), mask)
+        return entropy if overlap is None else entropy + 1 - overlap(scores.softmax(1), mask)
 
 
 class _Penalties:

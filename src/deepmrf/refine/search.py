@@ -5,6 +5,7 @@
        in all folds, if it was better there by VARIANT_MARGIN.
     3. The winner goes on in all folds side by side, ROUND_STEPS steps at a time, until the score of the images held out
        has not risen for PATIENCE rounds, or until the minutes are over but for what the final fit to all images needs.
+       The last round that was about as good as the best counts (SHARE_OF_GAIN).
 
 The folds share no images, so each image is scored by an MRF that never saw it. Choosing by the same scores flatters
 them a little: a few choices and rounds against thousands of labelled pixels in every image.
@@ -32,6 +33,12 @@ PATIENCE = 2
 """Rounds without a better score that end the search."""
 MIN_GAIN = 5e-4
 """A score that is higher by less than this is no better: it is chance."""
+SHARE_OF_GAIN = 0.9
+"""Of the rounds with at least this share of the best round's gain, the last is taken: it has learned from most crops.
+
+Scores differ by more than that from seed to seed. Images like those learned from gain from longer training when those
+held out, of other times and places, no longer do.
+"""
 VARIANT_MARGIN = 0.005
 """A gate, or a temperature other than 1, must score better by this much to be preferred.
 
@@ -88,7 +95,7 @@ class _Candidate:
     peak: Trial | None = None
     """The last trial in all folds that was better than those before."""
     best: Trial | None = None
-    """The last trial in all folds that was as good as the peak."""
+    """The last trial in all folds that was about as good as the peak."""
     seconds: float = 0.0
     """What its training took so far."""
     round_seconds: float = 0.0
@@ -179,12 +186,14 @@ class Search:
         return "budget" if self.clock() + candidate.round_seconds + final_seconds > self.end else None
 
     def _train_in_all_folds(self, candidate: _Candidate, rounds: int) -> None:
-        """Train a choice up to so many rounds; keep its MRFs if they are as good as any before."""
+        """Train a choice up to so many rounds; keep its MRFs if they are about as good as any before."""
         folds = range(len(self.folds))
         self._train(candidate, folds, self._steps(rounds))
         if candidate.peak is None or candidate.last.score > candidate.peak.score + MIN_GAIN:
             candidate.peak = candidate.last
-        if candidate.last.score > candidate.peak.score - MIN_GAIN:  # of equals the last, which has seen most crops
+        peak = candidate.peak
+        tolerance = max(MIN_GAIN, (1 - SHARE_OF_GAIN) * (peak.score - peak.before))
+        if candidate.last.score > peak.score - tolerance:
             candidate.best = candidate.last
             candidate.models = [candidate.learners[number].models() for number in folds]
 
