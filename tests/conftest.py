@@ -50,13 +50,13 @@ def cpu_by_default(request):
 
 @pytest.fixture
 def full_disk():
-    """with full_disk(): no file can grow; as on a full disk, new names are possible."""
+    """with full_disk(): no file grows, or only to so many bytes; as on a full disk, new names are possible."""
     resource = pytest.importorskip("resource")
 
     @contextmanager
-    def limit():
+    def limit(most=0):
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
         try:
             yield
         finally:

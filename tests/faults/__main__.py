@@ -11,7 +11,7 @@ from pathlib import Path
 from campaign import call, measure
 from inputs import damaged_images, damaged_models, damaged_recipes
 from kills import commands, killed_commands
-from load import memory, threads_and_forks
+from load import make_inputs, memory, threads_and_forks
 from places import full_disks, pipes_and_devices, read_only_places
 
 
@@ -24,7 +24,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        _, outcome = call("load", "make_inputs", work, given.frames)
+        _, outcome = call(make_inputs, work, given.frames)
         if outcome.code:
             sys.exit(outcome.text)
         commands(work)  # writes the recipe

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +19,6 @@ from typing import Any
 
 SECONDS_PER_PROCESS = 600
 """A process that runs longer counts as one that hangs."""
-FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -41,56 +42,76 @@ class Outcome:
 
 
 def run(
-    words: Sequence[object],
+    work: Callable[[], object],
     kill_after: float | None = None,
     limits: Mapping[int, int] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run a process; send SIGKILL after so many seconds; limits: of resources, by their numbers."""
+    """Do work in a forked process, which has PyTorch imported; send SIGKILL after so many seconds.
 
-    def restrict() -> None:
-        for number, most in (limits or {}).items():
+    limits: of resources, by their numbers.
+    """
+    start, timed_out, text = time.monotonic(), False, b""
+    source, sink = os.pipe()
+    sys.stdout.flush()
+    process = os.fork()
+    if not process:
+        _work(work, sink, limits or {}, environment or {})
+    os.close(sink)
+    os.set_blocking(source, False)
+    while not (ended := os.wait4(process, os.WNOHANG))[0]:
+        with suppress(BlockingIOError):
+            text += os.read(source, 1 << 16)
+        elapsed = time.monotonic() - start
+        timed_out = elapsed > SECONDS_PER_PROCESS
+        if timed_out or (kill_after is not None and elapsed > kill_after):
+            os.kill(process, signal.SIGKILL)
+            ended = os.wait4(process, 0)
+            break
+        time.sleep(0.005)
+    with suppress(BlockingIOError), os.fdopen(source, "rb", buffering=0) as rest:
+        text += rest.read() or b""
+    code = None if timed_out else os.waitstatus_to_exitcode(ended[1])
+    return Outcome(code, text.decode(errors="replace"), ended[2].ru_maxrss / 1024, time.monotonic() - start)
+
+
+def _work(work: Callable[[], object], output: int, limits: Mapping[int, int], environment: Mapping[str, str]) -> None:
+    """Do work as a process of its own, and end it."""
+    code = 3
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+        os.environ.update({"COLUMNS": "300", "TERM": "dumb", **environment})
+        for number, most in limits.items():
             resource.setrlimit(number, (most, most))
-
-    start = time.monotonic()
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [str(word) for word in words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=restrict,
-            env={**os.environ, "COLUMNS": "300", "TERM": "dumb", "OMP_NUM_THREADS": "1", **(environment or {})},
-        )
-        timed_out = False
-        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
-            elapsed = time.monotonic() - start
-            timed_out = elapsed > SECONDS_PER_PROCESS
-            if timed_out or (kill_after is not None and elapsed > kill_after):
-                process.kill()
-                ended = os.wait4(process.pid, 0)
-                break
-            time.sleep(0.005)
-        process.returncode = os.waitstatus_to_exitcode(ended[1])
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-    code = None if timed_out else process.returncode
-    return Outcome(code, text, ended[2].ru_maxrss / 1024, time.monotonic() - start)
+        work()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(bool(end.code))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # whatever happens: this process must not go on with the campaign
 
 
 def deepmrf(*words: object, **options: Any) -> Outcome:
     """Run a command as a user types it."""
-    return run([sys.executable, "-m", "deepmrf", *words], **options)
+    from deepmrf.cli import app
+
+    return run(lambda: app([str(word) for word in words]), **options)
 
 
-def call(module: str, function: str, *arguments: object, **options: Any) -> tuple[Any, Outcome]:
-    """Call a function of a module of this folder in a process of its own; its result is None if that died."""
-    code = (
-        f"import json, sys; sys.path.insert(0, {str(FOLDER)!r}); import {module}; "
-        f"print('\\n' + json.dumps({module}.{function}(*json.loads(sys.argv[1]))))"
-    )
-    outcome = run([sys.executable, "-c", code, json.dumps(arguments, default=str)], **options)
-    return (json.loads(outcome.text.splitlines()[-1]) if outcome.code == 0 else None), outcome
+def call(function: Callable[..., Any], *arguments: object, **options: Any) -> tuple[Any, Outcome]:
+    """Call a function in a process of its own; its result is None if that died."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result"
+        outcome = run(lambda: path.write_text(json.dumps(function(*arguments))), **options)
+        return (json.loads(path.read_text()) if outcome.code == 0 else None), outcome
 
 
 def contents(folder: Path, *patterns: str) -> dict[str, str]:
@@ -116,6 +137,12 @@ class Part:
             print(f"  {self.failures[-1]}", file=sys.stderr, flush=True)
         if outcome is not None:
             self.megabytes = max(self.megabytes, outcome.megabytes)
+
+    def add_all(self, failures: list[str] | None, outcome: Outcome, cases: int) -> None:
+        """Count cases that one process went through, with a sentence for each that failed."""
+        self.add("the process", outcome.problem(0), outcome, cases)
+        for failure in failures or []:
+            self.add("case", failure, cases=0)
 
 
 def measure(parts: Mapping[str, Callable[[Part], None]]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 import numpy as np
 from campaign import Part, call, deepmrf
 from PIL import Image
+
+from deepmrf import load
+from deepmrf.training import recipe as recipes
 
 ENDINGS = ("png", "jpg", "gif", "tif", "webp", "bmp", "ppm")
 MODES = ("RGB", "L", "P", "RGBA", "CMYK", "1")
@@ -87,20 +91,10 @@ def attempt(name: str, function: Callable[[], object], allowed: tuple[type[Excep
     return []
 
 
-def read_images(folder: str) -> list[str]:
-    """Read every image, in Python."""
-    from deepmrf.data.files import read_image
-
-    paths = sorted(Path(folder).iterdir())
-    return [line for p in paths for line in attempt(p.name, lambda p=p: read_image(p, 10**7), (OSError, ValueError))]
-
-
-def load_models(model: str, folder: str, count: int, seed: int) -> list[str]:
+def load_models(model: Path, target: Path, count: int, seed: int) -> list[str]:
     """Load model folders with a strange value in config.json, or damaged weights."""
-    import deepmrf
-
-    rng, failures, target = random.Random(seed), [], Path(folder)
-    config = json.loads((Path(model) / "config.json").read_text())
+    rng, failures = random.Random(seed), []
+    config = json.loads((model / "config.json").read_text())
     for number in range(count):
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(model, target)
@@ -113,16 +107,14 @@ def load_models(model: str, folder: str, count: int, seed: int) -> list[str]:
             path.write_bytes(damage(path.read_bytes(), rng))
             name = f"weights {number}"
         allowed = (ValueError, OSError, TypeError, ImportError)
-        failures += attempt(name, lambda: deepmrf.load(target, device="cpu"), allowed)
+        failures += attempt(name, lambda: load(target, device="cpu"), allowed)
     return failures
 
 
-def read_recipes(recipe: str, folder: str, count: int, seed: int) -> list[str]:
+def read_recipes(recipe: Path, folder: Path, count: int, seed: int) -> list[str]:
     """Read recipes with a strange value, or damaged text."""
-    from deepmrf.training import recipe as recipes
-
-    rng, failures, target = random.Random(seed), [], Path(folder) / "damaged.toml"
-    content = Path(recipe).read_bytes()
+    rng, failures, target = random.Random(seed), [], folder / "damaged.toml"
+    content = recipe.read_bytes()
     tree = recipes.tomllib.loads(content.decode())
     for number in range(count):
         changed = strange(tree, rng)
@@ -135,34 +127,24 @@ def read_recipes(recipe: str, folder: str, count: int, seed: int) -> list[str]:
 
 
 def damaged_images(part: Part, work: Path, count: int, seed: int) -> None:
-    """Read them in Python, then segment the folder."""
+    """Segment a folder of them: every one has a result or a sentence."""
     folder, report = work / "damaged", work / "damaged.json"
     write_images(folder, count, seed)
-    failures, outcome = call("inputs", "read_images", folder)
-    _count(part, failures, outcome, count)
     outcome = deepmrf("predict", folder, "-o", work / "segmented", "-m", work / "model", "--json", report)
     problem = outcome.problem(0, 1)
     if not problem:
-        told = json.loads(report.read_text())
-        counted = sum(len(told[key]) for key in ("images", "failed"))
-        problem = "" if counted >= count else f"{count} images, but {counted} in the report"
-    part.add("predict of the folder", problem, outcome)
+        content = json.loads(report.read_text())
+        counted = len(content["images"]) + len(content["failed"])
+        problem = "" if counted == count else f"{count} images, but {counted} in the report"
+    part.add("predict", problem, outcome, cases=count)
 
 
 def damaged_models(part: Part, work: Path, count: int, seed: int) -> None:
     """Load them in Python, with bounded memory."""
-    import resource
-
     limits = {resource.RLIMIT_AS: ADDRESS_SPACE}
-    _count(part, *call("inputs", "load_models", work / "model", work / "loaded", count, seed, limits=limits), count)
+    part.add_all(*call(load_models, work / "model", work / "loaded", count, seed, limits=limits), cases=count)
 
 
 def damaged_recipes(part: Part, work: Path, count: int, seed: int) -> None:
     """Read them in Python."""
-    _count(part, *call("inputs", "read_recipes", work / "recipe.toml", work, count // 2, seed), count)
-
-
-def _count(part: Part, failures: list[str] | None, outcome: Any, count: int) -> None:
-    part.add("the process", outcome.problem(0), outcome, cases=count)
-    for failure in failures or []:
-        part.add("", failure, cases=0)
+    part.add_all(*call(read_recipes, work / "recipe.toml", work, count // 2, seed), cases=count)

@@ -9,24 +9,27 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import torch
 from campaign import Part, call
 from PIL import Image
+
+from deepmrf import Segmenter, load
+from deepmrf.cli import process
+from deepmrf.data.synthetic import LABELS
+from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
+from deepmrf.predict.files import ImageFile
+from deepmrf.predict.pipeline import segment_images
+from deepmrf.video import Writer, record
 
 GROWTH_MEGABYTES = 16
 """How much the memory may rise between the first fifth of the work and its end."""
 FORK_SECONDS = 120
 
 
-def make_inputs(work: str, frames: int) -> None:
+def make_inputs(folder: Path, frames: int) -> None:
     """Write a small model, photos, a film, and predictions with images and masks."""
-    import torch
-
-    from deepmrf.data.synthetic import LABELS
-    from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
-    from deepmrf.video.writing import Writer
-
     torch.manual_seed(0)
-    folder, rng = Path(work), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     settings = {"window": 3, "contexts": 2, "context_size": 3}
     write_model(DeepParsingNetwork.build("fast", LABELS, {"width": 8}, settings).eval(), folder / "model")
     for name in ("photos", "fit/predictions", "fit/images", "fit/masks"):
@@ -46,19 +49,13 @@ def make_inputs(work: str, frames: int) -> None:
         writer.close()
 
 
-def _segmenter(work: str):  # type: ignore[no-untyped-def]
-    import deepmrf
-
-    return deepmrf.load(Path(work) / "model", device="cpu")
-
-
-def _labels(segment, image) -> bytes:  # type: ignore[no-untyped-def]
+def _labels(segment: Segmenter, image: Path) -> bytes:
     return segment(image, probabilities=False).labels.tobytes()
 
 
-def use_threads(work: str, threads: int) -> list[str]:
+def use_threads(work: Path, threads: int) -> list[str]:
     """Segment the photos in several threads at once; all give what one gives."""
-    segment, photos = _segmenter(work), sorted((Path(work) / "photos").iterdir())
+    segment, photos = load(work / "model", device="cpu"), sorted((work / "photos").iterdir())
     expected, failures = [_labels(segment, photo) for photo in photos], []
 
     def work_through(number: int) -> None:
@@ -76,9 +73,9 @@ def use_threads(work: str, threads: int) -> list[str]:
     return failures
 
 
-def use_forks(work: str, forks: int) -> list[str]:
+def use_forks(work: Path, forks: int) -> list[str]:
     """Segment a photo, then in forked processes, which inherit threads and locks; none hangs."""
-    segment, photo = _segmenter(work), Path(work) / "photos" / "0.png"
+    segment, photo = load(work / "model", device="cpu"), work / "photos" / "0.png"
     expected, failures, children = _labels(segment, photo), [], []
     for _ in range(forks):
         child = os.fork()
@@ -98,41 +95,33 @@ def _megabytes() -> float:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmRSS"))
 
 
-def do_many(work: str, kind: str, count: int) -> tuple[float, float]:
+def do_many(work: Path, kind: str, count: int) -> tuple[float, float]:
     """Memory after a fifth of the images or frames, and after all."""
-    from deepmrf.cli import process
-    from deepmrf.predict.files import ImageFile
-    from deepmrf.predict.pipeline import segment_images
-    from deepmrf.video import record
-
     process.prepare()
-    folder, marks = Path(work), [0.0, 0.0]
+    segmenter, marks = load(work / "model", device="cpu"), [0.0, 0.0]
 
     def progress(done: int, total: int | None) -> None:
         marks[0 if done <= count // 5 else 1] = _megabytes()
 
     if kind == "images":
-        photos = sorted((folder / "photos").iterdir())
+        photos = sorted((work / "photos").iterdir())
         images = [ImageFile(photos[number % len(photos)], str(number)) for number in range(count)]
-        done = len(segment_images(_segmenter(work), images, folder / "many", None, progress).done)
+        done = len(segment_images(segmenter, images, work / "many", None, progress).done)
     else:
-        done = record(_segmenter(work), folder / "long.mp4", folder / "long-out.mp4", progress=progress).frames
+        done = record(segmenter, work / "long.mp4", work / "long-out.mp4", progress=progress).frames
     assert done == count, f"{done} of {count}"
     return marks[0], marks[1]
 
 
 def threads_and_forks(part: Part, work: Path, count: int) -> None:
     """Several threads at once, then several forked processes."""
-    for function in ("use_threads", "use_forks"):
-        failures, outcome = call("load", function, work, count)
-        part.add(function, outcome.problem(0), outcome, cases=count)
-        for failure in failures or []:
-            part.add(function, failure, cases=0)
+    for function in (use_threads, use_forks):
+        part.add_all(*call(function, work, count), cases=count)
 
 
 def memory(part: Part, work: Path, kind: str, count: int) -> None:
     """Memory does not rise with the work."""
-    marks, outcome = call("load", "do_many", work, kind, count)
+    marks, outcome = call(do_many, work, kind, count)
     problem = outcome.problem(0)
     if marks and marks[1] - marks[0] > GROWTH_MEGABYTES:
         problem = f"memory rose from {marks[0]:.0f} to {marks[1]:.0f} MB"

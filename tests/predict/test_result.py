@@ -240,3 +240,15 @@ def test_what_is_in_it():
 def test_opacity_is_a_share(opacity):
     with pytest.raises(ValueError, match="must be from 0, the image alone, to 1, the labels alone"):
         segmentation().overlay(opacity)
+
+
+def test_no_file_lacks_the_last_bytes_where_a_disk_is_full(tmp_path, full_disk):
+    """A short write is no error to Pillow, which writes JPEG files without Python."""
+    segmented = segmentation(60, 80)
+    for name, save in (("a.jpg", segmented.save_overlay), ("a.png", segmented.save_labels), ("a.npz", segmented.save)):
+        save(tmp_path / name)
+        size = (tmp_path / name).stat().st_size
+        (tmp_path / name).unlink()
+        with full_disk(size - 10), pytest.raises(OSError, match="File too large"):
+            save(tmp_path / name)
+        assert not list(tmp_path.iterdir())

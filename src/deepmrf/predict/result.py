@@ -28,7 +28,7 @@ from PIL.PngImagePlugin import PngInfo
 from deepmrf.data.colours import BACKGROUND, Colour
 from deepmrf.data.images import shrunk
 from deepmrf.data.labels import LabelSet
-from deepmrf.data.writing import replacing
+from deepmrf.data.writing import replacing, write_bytes
 from deepmrf.figures import LegendEntry, legend, overlay
 from deepmrf.predict.notes import FIELD, overlay_comment
 from deepmrf.predict.polygons import Polygon, find_polygons
@@ -212,9 +212,10 @@ class Segmentation:
 
     def save_overlay(self, path: Path, longest: int | None = 4096, legend: bool = True) -> None:
         """The overlay as JPEG, the image at most `longest` pixels a side: larger ones few programs open."""
-        with replacing(path) as file:
-            picture = self.overlay(longest=longest, legend=legend)
-            picture.save(file, format="JPEG", quality=92, comment=overlay_comment(legend))
+        content = io.BytesIO()  # where a disk is full, Pillow does not notice that its last bytes were not written
+        picture = self.overlay(longest=longest, legend=legend)
+        picture.save(content, format="JPEG", quality=92, comment=overlay_comment(legend))
+        write_bytes(path, content.getvalue())
 
     def __repr__(self) -> str:
         height, width = self.labels.shape
