@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,6 +84,21 @@ def ask(address, body=None, **headers):
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()
+
+
+def status_of(address):
+    try:
+        with urlopen(address) as answer:
+            return answer.status
+    except HTTPError as error:
+        return error.code
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "this took too long"
+        time.sleep(0.2)
 
 
 def open_files(url, *files):
@@ -295,7 +311,7 @@ def test_what_the_mrf_has_learned(visit, tmp_path):
     page.frame_locator("iframe").get_by_role("heading", name="cat", exact=True).wait_for()
 
 
-def test_two_people_see_their_own_pictures(visit, tmp_path):
+def test_two_people_see_their_own_pictures(visit, url, tmp_path):
     pages = [visit(), visit()]
     for number, page in enumerate(pages):
         drop(page, upload(tmp_path, f"{number}.png", png(number, (60, 80))))
@@ -307,5 +323,8 @@ def test_two_people_see_their_own_pictures(visit, tmp_path):
     pages[0].keyboard.press("Enter")
     wait_for(pages[0], 2)
     assert shown(pages[1]) == before
-    names = [viewer(page).locator(".downloads a").first.get_attribute("href") for page in pages]
-    assert names[0] != names[1]
+    results = [f"{url}/{viewer(page).locator('.downloads a').first.get_attribute('href')}" for page in pages]
+    assert results[0] != results[1]
+    pages[0].close()  # and its picture is gone
+    wait_until(lambda: status_of(results[0]) == 404)
+    assert status_of(results[1]) == 200

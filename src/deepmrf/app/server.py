@@ -47,9 +47,8 @@ def serve(
     """
     listener = _listen(host, port)
     with listener, tempfile.TemporaryDirectory(prefix="deepmrf-app-") as folder:
-        # Gradio and matplotlib read these when they are imported.
+        # Gradio reads these when it is imported.
         os.environ |= {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
-        os.environ["MPLCONFIGDIR"] = folder
         optional("gradio", "The page needs", "app")
         import uvicorn
 
