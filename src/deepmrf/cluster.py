@@ -211,7 +211,7 @@ class _Pool:
                     min_size=1, max_size=workers, initial_size=workers, max_tasks_in_flight_per_actor=2
                 ),
                 num_cpus=1,
-                num_gpus=1 if gpus else 0,
+                num_gpus=min(1.0, gpus / workers),  # several workers may share a GPU
             )
             try:
                 for row in results.iter_rows():
@@ -229,7 +229,7 @@ class _Pool:
             return
         try:
             self.ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError) as error:
+        except (ConnectionError, ValueError, RuntimeError) as error:
             raise OSError(f"No Ray cluster answers at {self.address}: {str(error).splitlines()[0]}") from error
         try:
             yield
