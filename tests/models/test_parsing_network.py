@@ -103,6 +103,9 @@ def test_labels_may_be_names(tmp_path):
     assert by_name.labels == LabelSet(("grass", "road"), choose_colours(("grass", "road")))
     assert len(set(by_name.labels.colours)) == 2
     by_name.save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "library_name: deepmrf" in card
+    assert "pushed to the Hub" not in card  # the usual card says so of every folder
     result = load(tmp_path, network=network)(np.zeros((8, 9, 3), np.uint8))
     assert result.names == ("grass", "road")
     with pytest.raises(ValueError, match="mean field has 2 labels, the label set 3"):

@@ -68,6 +68,7 @@ def explain_command(
         from deepmrf.data.files import read_image
         from deepmrf.data.writing import check_folder
         from deepmrf.evaluation.explain import Picture, explain, parse_pairs, pictures_of
+        from deepmrf.evaluation.models import SAME_LABELS
         from deepmrf.models.names import find_folder, from_folder
 
         optional("matplotlib", "deepmrf explain needs", "figures")
@@ -77,7 +78,7 @@ def explain_command(
         chosen = None if pairs is None else parse_pairs(pairs, opened.labels)
         if data is not None:
             dataset = open_data(data, split)
-            opened.labels.check_same(model, dataset.labels, data, "choose a model and data of the same labels")
+            opened.labels.check_same(model, dataset.labels, data, SAME_LABELS)
             pictures = pictures_of(dataset)
         else:
             paths = images or [path for path in [folder / "example.jpg"] if path.is_file()]

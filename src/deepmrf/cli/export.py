@@ -15,7 +15,8 @@ from deepmrf.cli.network import NetworkOption, own_code
 
 EXPORT_HELP = """Write a whole model, network and MRF, to one file: ONNX (.onnx) or torch.export (.pt2).
 
-It takes uint8 RGB images (batch, 3, height, width) of any size and gives log-probabilities of the same size.
+It takes uint8 RGB images (batch, 3, height, width) of any size that the network takes, and
+gives log-probabilities of the same size.
 The file is run beside the model before it is put in place; a difference above 1e-4 is an error.
 
 [bold]Examples[/bold]
@@ -50,7 +51,7 @@ def export_command(
         check_path(out)  # before anything is read or computed
         images = None if image is None else centre_crops(read_image(image))
         opened = open_model(model, network)
-        with console.status(escape(f"Tracing {model}, writing and checking {out.name}: half a minute")):
+        with console.status(escape(f"Tracing {model}, writing and checking {out.name}: half a minute or more")):
             comparisons = export(opened, out, images, tolerance)
     program = "onnxruntime" if out.suffix.lower() == ".onnx" else "torch.export"
     rows = [

@@ -27,6 +27,8 @@ from deepmrf.unary.own import OwnNetwork
 
 NETWORK, MODEL = "network alone", "whole model"
 """The parts that `score_images` tells apart."""
+SAME_LABELS = "choose a model and data of the same labels; for a folder, write the model's names into its labels.json"
+"""What to do about a model and data of different labels."""
 
 
 def open_models(
@@ -43,7 +45,7 @@ def open_models(
         models.append(from_folder(Path(name), own) if Path(name).is_dir() else open_model(name, own))
     images = open_data(data, split)
     for name, model in zip(names, models, strict=True):
-        model.labels.check_same(name, images.labels, data, "choose a model and data of the same labels")
+        model.labels.check_same(name, images.labels, data, SAME_LABELS)
     return models, images
 
 

@@ -56,7 +56,22 @@ class Card:
     """The resolved recipe it was trained with."""
 
 
-class DeepParsingNetwork(nn.Module, ModelHubMixin, library_name="deepmrf", tags=["image-segmentation"]):
+MODEL_CARD = """---
+{{ card_data }}
+---
+
+A network for semantic segmentation with a Markov random field behind it, saved by deepmrf.
+config.json holds its labels, settings and, after a training, its recipe and scores.
+
+    import deepmrf
+    deepmrf.load("this folder, or its id on the hub")("photo.jpg").save("labels.png")
+"""
+"""README.md of a saved model, where there is none; the hub reads its first lines."""
+
+
+class DeepParsingNetwork(
+    nn.Module, ModelHubMixin, library_name="deepmrf", tags=["image-segmentation"], model_card_template=MODEL_CARD
+):
     """unary + mean field. `mean_field=None` is the unary network alone.
 
     unary: a network of deepmrf.unary, or yours: images (B, 3, H, W), floats in [0, 1], -> logits (B, L, H, W);
