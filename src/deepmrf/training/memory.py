@@ -68,7 +68,7 @@ def rehearse(run: Run, stages: Sequence[Stage], loss: Callable[[Stage, Tensor, T
                 _take_step(run, stage, loss)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
-                    raise
+                    return  # the first step itself will show it, with real images
                 raise RecipeError(f"{_sizes(run.recipe, stage)} takes more memory than {_has(device)}.") from None
             finally:
                 if device.type == "cuda":
