@@ -6,7 +6,7 @@
     same      the files of two workers equal those of one process, byte for byte
     worker    the same after one worker was killed in the middle; nothing is written twice
     driver    the same after the command was killed in the middle and typed again; nothing is written twice
-    speed     images a second of one and of two workers, counted from the first share of images that is finished
+    speed     images a second of one and of two workers, and processor seconds of an image
 
 Everything runs on this machine. Other work on it disturbs the speed: the load average is printed beside it.
 """
@@ -110,18 +110,39 @@ def check_same(folder: Path, expected: dict[str, bytes], before: dict[str, int] 
     return f"{len(actual)} files equal those of one process{kept}"
 
 
+def processor_seconds(driver: int) -> float:
+    """Seconds that the processors have worked for the driver's workers so far."""
+    ticks = 0
+    for pid in descendants(driver):
+        try:
+            if WORKER in Path(f"/proc/{pid}/cmdline").read_bytes():
+                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        except OSError:  # it has just ended
+            continue
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def speed(folder: Path, model: str, workers: int) -> dict[str, float]:
-    """Images a second: between the first and the last share that is finished, and over the complete run."""
+    """Images a second and processor seconds of an image between a quarter and three quarters of the images.
+
+    Before, workers start; after, one may have nothing left to do. Other programs change the processor seconds little.
+    """
     from deepmrf import cluster
 
-    times: list[tuple[float, int]] = []
+    states: list[tuple[int, float, float]] = []
     begin = time.perf_counter()
     out = folder / f"speed-{workers}"
-    progress = lambda done, total: times.append((time.perf_counter(), done))  # noqa: E731
+
+    def progress(done: int, total: int | None) -> None:
+        states.append((done, time.perf_counter(), processor_seconds(os.getpid())))
+
     cluster.predict(folder / "in", out, model, workers=workers, address="local", device="cpu", progress=progress)
     shutil.rmtree(out)
-    (first, before), (last, total) = times[0], times[-1]
-    return {"images/s": (total - before) / (last - first), "seconds": time.perf_counter() - begin}
+    count = states[-1][0]
+    first, last = (next(state for state in states if state[0] >= count * part) for part in (0.25, 0.75))
+    images = last[0] - first[0]
+    rates = {"images/s": images / (last[1] - first[1]), "processor s/image": (last[2] - first[2]) / images}
+    return rates | {"seconds": time.perf_counter() - begin}
 
 
 def main() -> None:
