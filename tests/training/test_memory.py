@@ -75,6 +75,7 @@ def test_every_stage_is_rehearsed(recipe, tmp_path, monkeypatch):
 
 def test_trainings_of_different_precision_in_one_process(recipe, tmp_path):
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state()  # another test may be a program with one of its own
     for precision in ("bf16", "no"):
         loop.train(recipe(precision=precision, stage=STAGES[:1], mean_field={}), tmp_path / precision)
     assert accelerate.Accelerator(mixed_precision="bf16").mixed_precision == "bf16"  # of the program around it

@@ -45,13 +45,13 @@ def explain_command(
     images: Annotated[list[Path] | None, typer.Option("--image", help="Show this picture; may be repeated.")] = None,
     pixel: Annotated[
         str | None,
-        typer.Option(metavar="X,Y", help="Where to show b12's window. [a pixel that the MRF changed]"),
+        typer.Option(metavar="X,Y", help="Where to show b12's window; by default where the MRF changed a label."),
     ] = None,
     pairs: Annotated[
         str | None,
         typer.Option(
             metavar="A:B,...",
-            help="Labels whose patterns to show. [the pairs that gain most, of those in the pictures]",
+            help="Labels whose patterns to show; by default the pairs of the pictures that gain most.",
         ),
     ] = None,
     network: NetworkOption = None,
