@@ -14,7 +14,7 @@ from deepmrf.cli import app
 NAMES = {
     "deepmrf": "DeepParsingNetwork InputWarning LabelContexts LabelSet MeanField Segmentation Segmenter TriplePenalty "
     "crf_rnn dense_crf load ops",
-    "deepmrf.cluster": "predict refine",
+    "deepmrf.refine.cluster": "predict refine",
     "deepmrf.data": "ANIMALS CAMVID CITYSCAPES VOC Augment DataError DataReport Dataset Item LabelSet add_sbd animals "
     "camvid check cityscapes coco folder get open_data synthetic voc write_folder",
     "deepmrf.densecrf": "CONST_KERNEL DIAG_KERNEL FULL_KERNEL NORMALIZE_AFTER NORMALIZE_BEFORE NORMALIZE_SYMMETRIC "
@@ -147,6 +147,10 @@ def test_names(package):
     assert sorted(module.__all__) == sorted(NAMES[package].split())
     for name in module.__all__:
         assert getattr(module, name) is not None
+
+
+def test_the_cluster_has_a_short_name():
+    assert deepmrf.cluster is importlib.import_module("deepmrf.refine.cluster")
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -5,9 +5,7 @@
 
 The rooms of the package. A room imports from rooms below it only:
 
-cli           the command `deepmrf`
-app           the page of `deepmrf app`: pictures in the browser, and an MRF to move
-cluster       the images of a run shared between the machines of a Ray cluster
+cli           the command `deepmrf`, and the page of `deepmrf app`
 export        a model as an ONNX file or a torch.export program
 refine        an MRF on predictions that any network has saved: fit it, apply it
 training      the paper's four stages, from a recipe to a saved model
@@ -62,20 +60,8 @@ _HOMES = {
     "predict.result": ("Segmentation",),
     "predict.segmenter": ("Segmenter", "load"),
 }
-_MODULES = (
-    "cluster",
-    "data",
-    "densecrf",
-    "evaluation",
-    "export",
-    "figures",
-    "flow",
-    "layers",
-    "losses",
-    "ops",
-    "unary",
-    "video",
-)
+_ROOMS = ("data", "densecrf", "evaluation", "export", "figures", "flow", "layers", "losses", "ops", "unary", "video")
+_MODULES = {"cluster": "refine.cluster", **{room: room for room in _ROOMS}}
 
 
 def __getattr__(name: str) -> Any:
@@ -84,7 +70,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(importlib.import_module(f"deepmrf.{home}"), name)
     if name in _MODULES:
-        return importlib.import_module(f"deepmrf.{name}")
+        return importlib.import_module(f"deepmrf.{_MODULES[name]}")
     raise AttributeError(f"module 'deepmrf' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""`deepmrf app` as a user types it; tests/app/test_server.py visits the page."""
+"""`deepmrf app` as a user types it; tests/cli/page/test_server.py visits the page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import socket
 import pytest
 from typer.testing import CliRunner
 
-from deepmrf.app import server
-from deepmrf.app.server import _listen
 from deepmrf.cli import app
+from deepmrf.cli.page import server
+from deepmrf.cli.page.server import _listen
 from deepmrf.models.names import bundled
 
 

@@ -196,7 +196,7 @@ def predict_command(
             if ray is None:
                 report = segment_files(segmenter, inputs, out, written, images, recursive, tiles)
             else:
-                from deepmrf import cluster
+                from deepmrf.refine import cluster
 
                 pool: dict[str, Any] = {"address": ray or None, "workers": workers, "device": device}
                 report = cluster.predict(

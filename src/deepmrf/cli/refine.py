@@ -114,7 +114,7 @@ def refine_command(
         if ray is None:
             chosen_device(device)  # before the files are read
         else:
-            from deepmrf import cluster
+            from deepmrf.refine import cluster
         changes = _numbers(settings)
         opened = open_mrf(mrf) if mrf else open_preset(preset, predictions, images, labels, changes, soft_mask)
         model, label_set, label_ids = opened

@@ -10,6 +10,7 @@ settings      how large the MRF is, and how it is learned
 report        the MRF and its scores; saving them
 opening       the MRF to refine with: a saved one, or a preset
 presets       dense CRFs by name, with changed numbers
+cluster       `deepmrf.cluster`: predictions, and refining them, shared between the machines of a Ray cluster
 apply         refine a folder of predictions with an MRF
 results       write refined label maps and probabilities
 examples      the images that a fit learns from

@@ -16,11 +16,9 @@ import os
 import torch
 from torch import Tensor, nn
 
-from deepmrf.layers.inputs import check_count
 from deepmrf.unary.imagenet import Loaded
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, enlarge
-from deepmrf.unary.network import Network, check_dropout
-from deepmrf.unary.vgg16 import FC6_SIZE, STRIDE, classifier, fully_connected, groups, load_vgg16, pooling
+from deepmrf.unary.images import enlarge
+from deepmrf.unary.vgg16 import FC6_SIZE, STRIDE, VGGNetwork, classifier, fully_connected, groups, load_vgg16, pooling
 
 
 class Double(nn.ConvTranspose2d):
@@ -33,7 +31,7 @@ class Double(nn.ConvTranspose2d):
             self.weight.copy_(torch.eye(labels)[..., None, None] * torch.outer(profile, profile))
 
 
-class FCN8s(Network):
+class FCN8s(VGGNetwork):
     """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
 
     labels: L. channels: of fc6 and fc7, 4096 as published. dropout: probability of dropping a value behind them.
@@ -42,12 +40,7 @@ class FCN8s(Network):
     name = "fcn8s"
 
     def __init__(self, labels: int, *, channels: int = 1024, dropout: float = 0.5) -> None:
-        super().__init__()
-        check_count("labels", labels)
-        check_count("channels", channels)
-        check_dropout(dropout)
-        self.labels, self.channels, self.dropout = labels, channels, dropout
-        self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
+        super().__init__(labels, channels, dropout)
         self.encoder, self.pool = groups(), pooling()
         self.fc6 = fully_connected(512, channels, FC6_SIZE, 1, dropout)
         self.fc7 = fully_connected(channels, channels, 1, 1, dropout)

@@ -107,7 +107,19 @@ def classifier(channels: int, labels: int, size: int = 1, std: float = 0.01) -> 
     return layer
 
 
-class VGG16(Network):
+class VGGNetwork(Network):
+    """A network on VGG-16's groups: its sizes, checked, and the normalisation of ImageNet."""
+
+    def __init__(self, labels: int, channels: int, dropout: float) -> None:
+        super().__init__()
+        check_count("labels", labels)
+        check_count("channels", channels)
+        check_dropout(dropout)
+        self.labels, self.channels, self.dropout = labels, channels, dropout
+        self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
+
+
+class VGG16(VGGNetwork):
     """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
 
     labels: L. channels: of b9 and b10, 4096 in the paper; 1024 is as good on most data, with a sixth of the parameters.
@@ -119,12 +131,7 @@ class VGG16(Network):
     """Size and dilation of b9's filters."""
 
     def __init__(self, labels: int, *, channels: int = 4096, dropout: float = 0.5) -> None:
-        super().__init__()
-        check_count("labels", labels)
-        check_count("channels", channels)
-        check_dropout(dropout)
-        self.labels, self.channels, self.dropout = labels, channels, dropout
-        self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
+        super().__init__(labels, channels, dropout)
         self.b1, self.b3, self.b5, self.b7, self.b8 = groups(last_dilation=2)
         self.b2, self.b4, self.b6 = pooling(), pooling(), pooling()
         self.b9 = fully_connected(512, channels, *self.FC6, dropout)

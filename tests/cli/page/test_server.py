@@ -24,15 +24,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.app.test_uploads import upload, write_clip
+from tests.cli.page.test_uploads import upload, write_clip
 
 pytest.importorskip("gradio")
 MAX_BYTES = 200_000
 PROGRAM = f"""
 import sys
 from deepmrf import ops
-from deepmrf.app.server import serve
-from deepmrf.app.uploads import Limits
+from deepmrf.cli.page.server import serve
+from deepmrf.cli.page.uploads import Limits
 with ops.use("torch"):
     limits = Limits(file_bytes={MAX_BYTES})
     serve(sys.argv[1:], port=0, device="cpu", limits=limits, ready=lambda url: print(url, flush=True))

@@ -10,10 +10,10 @@ from typing import Any
 
 import gradio as gr
 
-from deepmrf.app.controls import NAMES, controls
-from deepmrf.app.downloads import DOWNLOADS
-from deepmrf.app.sessions import OWN, PRESET_NAMES, Session, Sessions
-from deepmrf.app.uploads import Inbox
+from deepmrf.cli.page.controls import NAMES, controls
+from deepmrf.cli.page.downloads import DOWNLOADS
+from deepmrf.cli.page.sessions import OWN, PRESET_NAMES, Session, Sessions
+from deepmrf.cli.page.uploads import Inbox
 
 TITLE = "deepmrf"
 FOLDER = Path(__file__).parent

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deepmrf.app.controls import adjust
-from deepmrf.app.uploads import Clip, Limits, read_clip, read_prediction, received
-from deepmrf.app.views import compare, maps_url, palette, picture_url
+from deepmrf.cli.page.controls import adjust
+from deepmrf.cli.page.uploads import Clip, Limits, read_clip, read_prediction, received
+from deepmrf.cli.page.views import compare, maps_url, palette, picture_url
 from deepmrf.data.files import Bytes, read_image
 from deepmrf.data.images import shrunk
 from deepmrf.data.labels import LabelSet

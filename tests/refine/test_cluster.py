@@ -14,12 +14,12 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from deepmrf import cluster
 from deepmrf.cli import app
 from deepmrf.data.labels import LabelSet
 from deepmrf.layers import MeanField
 from deepmrf.predict.pipeline import Options, segment_files
 from deepmrf.predict.segmenter import load
+from deepmrf.refine import cluster
 from deepmrf.refine.apply import refine
 
 

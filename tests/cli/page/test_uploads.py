@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepmrf.app.uploads import Limits, UploadError, read_clip, read_prediction, received
+from deepmrf.cli.page.uploads import Limits, UploadError, read_clip, read_prediction, received
 
 SMALL = Limits(file_bytes=150_000, pixels=5000, predicted_pixels=5000, predicted_values=20_000, frames=4, clip_side=32)
 

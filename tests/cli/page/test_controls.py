@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from deepmrf.app.controls import NAMES, Control, adjust, controls
+from deepmrf.cli.page.controls import NAMES, Control, adjust, controls
 from deepmrf.layers import MeanField
 from deepmrf.layers.crf import dense_crf, preset
 

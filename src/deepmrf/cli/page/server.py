@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from deepmrf.app.downloads import download
-from deepmrf.app.sessions import Sessions
-from deepmrf.app.uploads import MEGABYTE, Inbox, Limits
+from deepmrf.cli.page.downloads import download
+from deepmrf.cli.page.sessions import Sessions
+from deepmrf.cli.page.uploads import MEGABYTE, Inbox, Limits
 from deepmrf.data.extras import optional
 from deepmrf.data.files import one_line
 
@@ -80,7 +80,7 @@ def build_server(sessions: Sessions) -> Any:
     gradio = optional("gradio", "The page needs", "app")
     from fastapi import FastAPI
 
-    from deepmrf.app.page import CSS, build_page
+    from deepmrf.cli.page.page import CSS, build_page
 
     inbox = Inbox(sessions.folder)
     server = FastAPI(openapi_url=None)

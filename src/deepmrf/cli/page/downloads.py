@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from deepmrf.app.sessions import Session
+from deepmrf.cli.page.sessions import Session
 from deepmrf.video.writing import Writer
 
 

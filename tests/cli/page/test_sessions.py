@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 
 import deepmrf
-from deepmrf.app import sessions as module
-from deepmrf.app.downloads import download
-from deepmrf.app.sessions import OWN, Sessions
-from deepmrf.app.uploads import Limits
-from deepmrf.app.views import compare
-from tests.app.test_uploads import upload, write_clip
+from deepmrf.cli.page import sessions as module
+from deepmrf.cli.page.downloads import download
+from deepmrf.cli.page.sessions import OWN, Sessions
+from deepmrf.cli.page.uploads import Limits
+from deepmrf.cli.page.views import compare
+from tests.cli.page.test_uploads import upload, write_clip
 
 pytestmark = pytest.mark.usefixtures("plain_torch", "untaught")
 
