@@ -9,6 +9,7 @@ import pytest
 import typer
 
 import deepmrf
+import deepmrf.evaluation.intervals
 from deepmrf.cli import app
 
 NAMES = {
@@ -84,6 +85,7 @@ PARAMETERS = {
     "cluster.predict": "paths out model address workers device options recursive progress",
     "cluster.refine": "mrf labels predictions images out address workers device progress options",
     "data.open_data": "spec split",
+    "evaluation.intervals.measure_gain": "before after names runs stretch draws level seed",
     "export.export": "model path images tolerance",
     "flow.estimate": "frames method",
     "losses.DenseCRFLoss": "colour_width position_width scale ignore_labels nonnegative",

@@ -9,10 +9,11 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import Bars, percent, say, sentences, split_scales, table
+from deepmrf.cli.console import Bars, count, percent, say, sentences, split_scales, table
 from deepmrf.cli.network import NetworkOption, own_code
 
 if TYPE_CHECKING:
+    from deepmrf.evaluation.intervals import Gain, Interval
     from deepmrf.evaluation.metrics import Scores
     from deepmrf.evaluation.videos import VideoScores
 
@@ -26,7 +27,8 @@ Several models are averaged. Prints a table; with --out writes scores.json and s
 
 [cyan]deepmrf evaluate runs/a/model runs/b/model --data voc:VOC2012 --scales 0.75 1 1.25 --flip[/cyan]
 
-[cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --stages[/cyan]: the network alone, too
+[cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --stages[/cyan]: the network alone, too, and the
+MRF's gain with its interval over images: the MRF earns its place where the interval lies above zero
 
 [cyan]deepmrf evaluate street --data camvid:data/camvid --pictures seen[/cyan]: seen/index.html, largest gains and worst
 failures first
@@ -52,7 +54,9 @@ def evaluate_command(
         typer.Option(metavar="FACTORS", show_default="1", help="Resize the image by these factors and average."),
     ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="Also the mirror image, averaged.")] = False,
-    stages: Annotated[bool, typer.Option("--stages", help="Also the network alone (b11).")] = False,
+    stages: Annotated[
+        bool, typer.Option("--stages", help="Also the network alone (b11), and the MRF's gain with its interval.")
+    ] = False,
     objects: Annotated[
         bool, typer.Option("--objects", help="Also LA by objects, where the data numbers them (VOC, Cityscapes).")
     ] = False,
@@ -80,8 +84,10 @@ def evaluate_command(
     facts: dict[str, Any] = {"data": data, "split": split, "models": models}
     with sentences(RuntimeError), own_code(network):
         from deepmrf.data.writing import check_folder
+        from deepmrf.evaluation.intervals import ImageConfusions
         from deepmrf.evaluation.models import (
             MODEL,
+            NETWORK,
             open_models,
             score_images,
             score_videos,
@@ -112,6 +118,7 @@ def evaluate_command(
             say(f"Wrote {len(paths)} label maps into {paths[0].parent}.", console)
             return
         gallery = None if pictures is None else Gallery(pictures, images.labels)
+        confusions = ImageConfusions(images) if stages else None
         with Bars(console) as bars:
             if video:
                 videos = score_videos(models, opened, images, device=target, phases=bars.progress)
@@ -125,7 +132,7 @@ def evaluate_command(
                     objects=objects,
                     device=target,
                     phases=bars.progress,
-                    show=None if gallery is None else gallery.add,
+                    shows=[part.add for part in (gallery, confusions) if part is not None],
                 )
         page = None if gallery is None else gallery.write(f"{', '.join(models)}: {title}")
     if video:
@@ -134,6 +141,10 @@ def evaluate_command(
     else:
         _print_images({name: scores[name] for name in scores if stages or name == MODEL}, title, console)
         facts |= {"scales": factors, "flip": flip}
+        if confusions is not None:
+            gain = confusions.gain(NETWORK, MODEL)
+            _print_gain(gain, console)
+            facts["gain"] = gain.to_dict()
     if page is not None:
         say(f"Wrote {page}", console)
     if out is not None:
@@ -152,6 +163,26 @@ def _print_images(scores: dict[str, Scores], title: str, console: Console) -> No
             by_class = zip(score.names, score.la_objects_per_class, strict=True)
             listed = ", ".join(f"{label} {percent(value)}" for label, value in by_class if value == value)
             console.print(f"LA by objects {percent(score.la_objects)}: {listed}")
+
+
+def _print_gain(gain: Gain, console: Console) -> None:
+    rows = [(name, *_signed(interval)) for name, interval in zip(gain.names, gain.iou_per_class, strict=True)]
+    rows += [("mIoU", *_signed(gain.miou)), ("pixel accuracy", *_signed(gain.pixel_accuracy))]
+    console.print(table(("IoU", "gain", "low", "high"), rows, "the MRF's gain"))
+    value, low, high = _signed(gain.miou)
+    interval = f"95 % interval {low} to {high}" if low != "-" else "too few images for an interval"
+    changed = f"{count(gain.better, 'image')} of {gain.images} better, {gain.worse} worse"
+    say(f"The MRF adds {value} to mIoU, {interval}: {changed}.", console)
+    if gain.stretch_frames > 1:
+        drawn = f"{gain.stretches} times up to {gain.stretch_frames} consecutive frames"
+        say(f"Neighbouring frames are alike: a sample is {drawn}, not single images.", console)
+
+
+def _signed(interval: Interval) -> tuple[str, str, str]:
+    value, low, high = (
+        "-" if number != number else f"{100 * number:+.2f}" for number in (interval.value, interval.low, interval.high)
+    )
+    return value, low, high
 
 
 def _print_videos(videos: dict[str, VideoScores], title: str, console: Console) -> None:

@@ -3,6 +3,7 @@
 metrics       mIoU, TA, LA and BA of images
 regions       boxes and boundaries of regions, for LA and BA
 objects       LA by objects, where they are numbered
+intervals     what an MRF adds, with its interval over images
 dice          scores of volumes
 temporal      temporal consistency of videos
 calibration   confidence against accuracy, and the temperature that makes them agree

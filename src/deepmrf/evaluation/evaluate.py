@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,11 +40,11 @@ def evaluate_parts(
     progress: Progress = no_progress,
     share: tuple[int, int] = (0, 1),
     objects: bool = False,
-    show: Show | None = None,
+    shows: Sequence[Show] = (),
 ) -> dict[str, Scores]:
     """Return the scores of each of several predictors, by name; each image is read once.
 
-    show: called with the labels of each image. The rest is as in `evaluate`.
+    shows: called with the labels of each image. The rest is as in `evaluate`.
     """
     if objects and not any(item.objects for item in data):
         raise ValueError(
@@ -58,7 +58,7 @@ def evaluate_parts(
         numbers = data.read_objects(data[index]) if objects else None
         for name, ids in labels.items():
             metrics[name].update(ids, mask.to(device), None if numbers is None else torch.from_numpy(numbers)[None])
-        if show is not None:
+        for show in shows:
             show(data[index], image[0], mask[0], {name: ids[0].cpu() for name, ids in labels.items()})
         progress(done, len(indices))
     return {name: computed(values) for name, values in metrics.items()}

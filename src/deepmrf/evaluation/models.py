@@ -59,17 +59,17 @@ def score_images(
     objects: bool = False,
     device: torch.device | str = "cpu",
     phases: Phases = no_phases,
-    show: Show | None = None,
+    shows: Sequence[Show] = (),
 ) -> dict[str, Scores]:
     """Scores of the average of the models ("whole model") and, if asked, of their networks ("network alone").
 
-    objects: measure LA by objects, too. show: called with the labels of each image, by the same names.
+    objects: measure LA by objects, too. shows: called with the labels of each image, by the same names.
     """
     models = [model.to(device) for model in models]
     parts: dict[str, Sequence[Model]] = {NETWORK: [model.log_unary for model in models]} if network_too else {}
     parts[MODEL] = models
     predictors = {name: combined(part, scales, flip) for name, part in parts.items()}
-    return evaluate_parts(predictors, data, device, phases("images"), objects=objects, show=show)
+    return evaluate_parts(predictors, data, device, phases("images"), objects=objects, shows=shows)
 
 
 def submit_images(
