@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from deepmrf.data import synthetic
 from deepmrf.data.folder import write_folder
 from deepmrf.data.synthetic import LABELS
 from deepmrf.evaluation.evaluate import evaluate_parts
-from deepmrf.evaluation.intervals import ImageConfusions, measure_gain
+from deepmrf.evaluation.intervals import ImageConfusions, measure_gain, tail_share
 from deepmrf.evaluation.metrics import SegmentationMetrics
 from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
 
@@ -45,16 +46,16 @@ def test_it_is_the_loop_over_samples():
     before, after = planted(images=9)
     gain = measure_gain(before, after, draws=300, seed=5)
     repeats = np.random.default_rng(5).multinomial(9, [1 / 9] * 9, 300)
-    loop, classes = [], []
+    loop, classes, ends = [], [], [tail_share(0.95, 9), 1 - tail_share(0.95, 9)]
     for times in repeats:
         sums = [sum(n * matrix for n, matrix in zip(times, part, strict=True)) for part in (before, after)]
         loop.append(miou(sums[1]) - miou(sums[0]))
         iou = [m[2, 2] / (m[2].sum() + m[:, 2].sum() - m[2, 2]) for m in sums]
         classes.append(iou[1] - iou[0])
     assert gain.miou.value == pytest.approx(miou(sum(after)) - miou(sum(before)))
-    assert [gain.miou.low, gain.miou.high] == pytest.approx(np.quantile(loop, [0.025, 0.975]))
+    assert [gain.miou.low, gain.miou.high] == pytest.approx(np.quantile(loop, ends))
     interval = gain.iou_per_class[2]
-    assert [interval.low, interval.high] == pytest.approx(np.quantile(classes, [0.025, 0.975]))
+    assert [interval.low, interval.high] == pytest.approx(np.quantile(classes, ends))
     assert gain.better + gain.worse <= gain.images == gain.stretches == 9
 
 
@@ -70,7 +71,9 @@ def test_stretches_are_the_loop_over_samples():
     for times in np.random.default_rng(5).multinomial(4, weights / weights.sum(), 300):
         frames = [frame for n, stretch in zip(times, stretches, strict=True) for frame in stretch * n]
         loop.append(miou(sum(after[f] for f in frames)) - miou(sum(before[f] for f in frames)))
-    assert [gain.miou.low, gain.miou.high] == pytest.approx(np.quantile(loop, [0.025, 0.975]))
+    assert [gain.miou.low, gain.miou.high] == pytest.approx(
+        np.quantile(loop, [tail_share(0.95, 4), 1 - tail_share(0.95, 4)])
+    )
     assert gain.stretch_frames == 4
 
 
@@ -94,6 +97,15 @@ def test_the_interval_holds_the_true_gain_about_as_often_as_it_says():
         interval = measure_gain(*planted(30, 100, (0.3, 0.25), seed), draws=300).pixel_accuracy
         held += interval.low <= 0.05 <= interval.high
     assert 86 <= held <= 100
+
+
+def test_few_images_widen_the_interval_as_students_t_does():
+    """t of a table: 2.262 for 9 degrees of freedom, 1.984 for 99, 1.833 for 9 at 90 %."""
+    for level, count, t in ((0.95, 10, 2.262), (0.95, 100, 1.984), (0.9, 10, 1.833)):
+        tail = statistics.NormalDist().cdf(-t * math.sqrt(count / (count - 1)))
+        assert tail_share(level, count) == pytest.approx(tail, rel=0.02)
+    assert tail_share(0.95, 10**6) == pytest.approx(0.025, rel=1e-4)
+    assert 0 <= tail_share(0.95, 2) < 0.001
 
 
 def test_like_frames_widen_the_interval():
