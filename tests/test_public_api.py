@@ -36,7 +36,7 @@ NAMES = {
 PARAMETERS = {
     "MeanField": "labels dims window contexts context_size context_rank context_stride iterations kernel gate features "
     "unary spacing average smoothness normalize size temporal temperature",
-    "MeanField.forward": "self log_p image flow",
+    "MeanField.forward": "self log_p image flow frames",
     "MeanField.belief": "self log_p",
     "MeanField.tempered": "self log_p",
     "MeanField.from_penalty": "self log_p t",
@@ -62,12 +62,14 @@ PARAMETERS = {
     "Segmenter.batch": "self images probabilities progress",
     "Segmenter.shrunk": "self image",
     "Segmenter.to": "self device",
+    "Segmenter.for_video": "self",
     "DeepParsingNetwork": "unary mean_field labels card",
     "DeepParsingNetwork.build": "network labels options mrf",
     "DeepParsingNetwork.forward": "self image flow",
     "DeepParsingNetwork.log_unary": "self image",
-    "DeepParsingNetwork.refined": "self log_p image flow",
+    "DeepParsingNetwork.refined": "self log_p image flow frames",
     "DeepParsingNetwork.inflate": "self window_frames context_frames",
+    "DeepParsingNetwork.for_video": "self",
     "DeepParsingNetwork.config": "self",
     "DeepParsingNetwork.summary": "self",
     "Segmentation": "labels confidence image label_set probabilities",
@@ -98,8 +100,9 @@ PARAMETERS = {
     "unary.from_torchvision": "model options",
     "unary.from_transformers": "model processor options",
     "unary.wrap": "module labels mean std value_range output multiple",
-    "video.record": "segmenter source out labels flow consistency max_frames fps legend overwrite resume progress",
-    "video.segment_video": "segmenter source flow consistency max_frames fps",
+    "video.record": "segmenter source out labels flow consistency max_frames fps "
+    "frame_by_frame legend overwrite resume progress",
+    "video.segment_video": "segmenter source flow consistency max_frames fps frame_by_frame",
 }
 """Callable of deepmrf: names of its parameters, in their order."""
 
@@ -114,7 +117,7 @@ COMMANDS = {
     "predict": "INPUTS --out -o --model -m --scales --flip --tile --size --device --batch --overlay --no-overlay "
     "--legend --no-legend --min-area --min-confidence --probabilities --overwrite "
     "--recursive -r --json --coco --max-pixels --labels --frames-as-video "
-    "--fps --max-frames --flow --consistency --network --ray --workers --open",
+    "--fps --max-frames --flow --frame-by-frame --consistency --network --ray --workers --open",
     "app": "--model -m --host --port --device --max-megabytes --max-megapixels --open",
     "models": "NAME --time --device --json",
     "train": "RECIPE --out -o --set --resume --list --network",

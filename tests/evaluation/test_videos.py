@@ -43,7 +43,7 @@ def models(data):
 @torch.no_grad()
 def test_streamed_scores_are_those_of_whole_sequences(data, models):
     parts = video_models(models)
-    assert [p.name for p in parts] == ["network alone", "flat, 2-D", "deep, 3-D rigid", "deep, 3-D linked"]
+    assert [p.name for p in parts] == ["network alone", "flat, frame by frame", "deep, 3-D rigid", "deep, 3-D linked"]
     assert [p.reach() for p in parts] == [0, 0, 2, 2]
     calls = []
     result = evaluate_video(parts, data, progress=lambda *numbers: calls.append(numbers))
@@ -113,9 +113,9 @@ def test_sequences_are_in_order_and_broken_where_frames_are_missing(tmp_path):
 
 def test_single_images_have_scores_but_no_consistency(models):
     result = evaluate_video(video_models({"flat": models["flat"]}), synthetic((32, 40), "val", count=3))
-    assert result["flat, 2-D"].scores.images == 3
-    assert np.isnan(result["flat, 2-D"].consistency)
-    assert result["flat, 2-D"].to_dict()["temporal_consistency"] is None
+    assert result["flat, frame by frame"].scores.images == 3
+    assert np.isnan(result["flat, frame by frame"].consistency)
+    assert result["flat, frame by frame"].to_dict()["temporal_consistency"] is None
 
 
 def test_frames_without_labels_count_for_consistency_alone(data, models):

@@ -577,3 +577,77 @@ def test_what_cannot_be_inflated():
 
 def test_repr_tells_that_frames_have_weights():
     assert "temporal=True" in repr(flat().inflate())
+
+
+# Windows of other frames left out, some frames alone
+
+
+def steady_clip(labels=3, frames=6, size=(17, 22), seed=0, dtype=torch.float64):
+    """A clip with a flow of fractions of pixels, of which some leave the image and some are not reliable."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape):
+        return torch.randn(*shape, dtype=dtype, generator=generator)
+
+    log_p, image = random(2, labels, frames, *size).log_softmax(1), random(2, 3, frames, *size).sigmoid()
+    ways = [3 * random(2, 2, frames - 1, 1, 1) + 0.2 * random(2, 2, frames - 1, *size) for _ in range(2)]
+    masks = [random(2, 1, frames - 1, *size) > -1 for _ in range(2)]
+    return log_p, image, Flow(*ways, *masks)
+
+
+def inflated(frames=5, kernel="gaussian", **settings):
+    torch.manual_seed(0)
+    flat = MeanField(3, window=5, contexts=2, context_size=3, kernel=kernel, **settings).double()
+    with torch.no_grad():
+        flat.label_contexts.weight.normal_(std=0.3)
+        clips = flat.inflate(frames, 1)
+        clips.triple_penalty.link_weights.copy_(torch.tensor([0.7, -0.4, 0.2])[: frames // 2])
+    return clips
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("kernel", ["gaussian", "distance"])
+def test_frame_weights_of_zero_cost_no_windows(gate, kernel, agree):
+    """Without gradients, windows of other frames are left out where they weigh nothing: the result is the same."""
+    log_p, image, flow = steady_clip()
+    clips = inflated(kernel=kernel, gate=gate)
+    slow = clips(log_p, image, flow).detach()  # frame weights may get gradients, so that the windows are there
+    with torch.no_grad():
+        assert not clips.triple_penalty._sees_windows_of_other_frames()
+        agree(clips(log_p, image, flow), slow, 1e-9)
+        agree(clips(log_p, image), clips.requires_grad_(True)(log_p, image).detach(), 1e-9)
+        with ops.use("torch"):
+            agree(clips(log_p, image, flow), slow, 1e-9)
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_the_trajectory_adds(gate, dtype, agree):
+    from deepmrf.ops.linked import Way, add_linked, add_linked_reference, suits
+
+    log_p, _, flow = steady_clip(dtype=dtype)
+    q, t = log_p.exp(), torch.rand(4, 3, 17, 22, dtype=dtype)
+    ways = {dt: Way(torch.tensor(0.3 * dt), *way) for dt, way in flow.trajectories(2, 1, slice(4, 6)).items()}
+    with torch.no_grad():
+        expected = add_linked_reference(t, q, ways, 4, gate)
+        assert suits(t, q, ways)
+        agree(add_linked(t, q, ways, 4, gate), expected, 1e-5 if dtype == torch.float32 else 1e-12)
+    assert not suits(t, q, ways)  # gradients could be wanted
+
+
+@pytest.mark.parametrize("settings", [{}, {"iterations": 2}, {"normalize": True}], ids=["plain", "iterations", "norms"])
+@pytest.mark.parametrize("with_flow", [True, False])
+def test_some_frames_alone(settings, with_flow, agree):
+    log_p, image, flow = steady_clip()
+    clips = inflated(**settings).requires_grad_(False)
+    flow = flow if with_flow else None
+    everything = clips(log_p, image, flow)
+    for frames in (slice(2, 4), slice(0, 1), slice(-1, None)):
+        agree(clips(log_p, image, flow, frames), everything[:, :, frames], 1e-12)
+    for frames in (slice(3, 3), slice(0, 6, 2)):
+        with pytest.raises(ValueError, match="choose some frames in a row"):
+            clips(log_p, image, flow, frames)
+    wider = MeanField(3, window=5, contexts=2, context_size=3, kernel="gaussian").double().inflate(3, 3)
+    agree(wider(log_p, image, flow, slice(1, 3)), wider(log_p, image, flow)[:, :, 1:3], 1e-12)
+    with pytest.raises(ValueError, match="choose some frames in a row"):
+        MeanField(3)(log_p[:, :, 0], image[:, :, 0], None, slice(0, 1))

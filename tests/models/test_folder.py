@@ -16,6 +16,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.models.folder import CONFIG, WEIGHTS, check_mrf_folder, read_mrf, write_mrf
 from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import read_model, write_model
+from deepmrf.models.video_part import VideoPart
 from deepmrf.unary import wrap
 
 LABELS = LabelSet(("a", "b", "c"), distinct_colours(3))
@@ -211,3 +212,89 @@ def test_half_weights_are_read_as_float32(tmp_path):
     again = read_model(tmp_path / "half")
     assert {value.dtype for value in again.parameters()} == {torch.float32}
     torch.testing.assert_close(again(IMAGE), model(IMAGE), atol=0.05, rtol=0.05)
+
+
+# The part for video
+
+
+def with_video(frames=5):
+    torch.manual_seed(0)
+    mean_field = MeanField(3, window=3, contexts=1, context_size=3, kernel="gaussian", temperature=1.75)
+    model = DeepParsingNetwork.build("fast", LABELS, {"width": 8}, None)
+    model = DeepParsingNetwork(model.unary, mean_field, LABELS).eval()
+    torch.nn.init.normal_(mean_field.label_contexts.weight)
+    part = VideoPart(frames, 1.25)
+    part.link_weights.copy_(torch.arange(len(part.link_weights)) + 0.5)
+    return model, part
+
+
+def test_the_part_for_video_is_saved_and_images_are_as_before(tmp_path):
+    model, part = with_video()
+    write_model(model, tmp_path / "without")
+    config = json.loads((tmp_path / "without" / CONFIG).read_text())
+    assert "video" not in config
+    assert config["format"] == 1  # older versions read it
+    image, clip = torch.rand(1, 3, 40, 33), torch.rand(1, 3, 3, 40, 33)
+    before = model(image)
+    model.video = part
+    model.save_pretrained(tmp_path / "with")
+    for again in (
+        read_model(tmp_path / "with"),
+        load(tmp_path / "with").model,
+        DeepParsingNetwork.from_pretrained(tmp_path / "with"),
+    ):
+        assert torch.equal(again(image), before)
+        assert again.video.settings == {"frames": 5, "temperature": 1.25}
+        for_video = again.for_video()
+        assert for_video.unary is again.unary
+        assert for_video.mean_field.temperature == 1.25
+        assert again.mean_field.temperature == 1.75
+        expected = model.inflate(5, 1)
+        expected.mean_field.temperature = 1.25
+        with torch.no_grad():
+            expected.mean_field.triple_penalty.link_weights.copy_(part.link_weights)
+            assert torch.equal(for_video(clip), expected(clip))
+        assert VideoPart.of(for_video.mean_field).settings == part.settings
+        assert torch.equal(VideoPart.of(for_video.mean_field).link_weights, part.link_weights)
+    assert not any(name.startswith("video") for name, _ in model.named_parameters())  # training leaves it alone
+    assert read_model(tmp_path / "without").for_video().mean_field.dims == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: c["video"].update(frames=1), "video.frames=1 must be a whole number from 2 to 255"),
+        (lambda c: c["video"].update(temperature=0), "video.temperature=0 must be"),
+        (lambda c: c["video"].update(zoom=2), "video has no setting 'zoom'"),
+        (lambda c: c.update(video=[]), "video is"),
+        (lambda c: c["video"].update(frames=3), "size mismatch for video"),
+        (lambda c: c.pop("video"), "also holds 'video"),
+    ],
+)
+def test_a_damaged_part_for_video_is_refused(tmp_path, change, says):
+    model, part = with_video()
+    model.video = part
+    write_model(model, tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    change(config)
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=says):
+        read_model(tmp_path)
+
+
+def test_weights_of_the_part_for_video_are_finite(tmp_path):
+    model, part = with_video()
+    model.video = part
+    model.video.link_weights[0] = torch.inf
+    write_model(model, tmp_path)
+    with pytest.raises(ValueError, match="link_weights holds NaN, infinity"):
+        read_model(tmp_path)
+
+
+def test_what_a_part_for_video_is_made_of():
+    for frames in (1, 2.0, True):
+        with pytest.raises(ValueError, match="at least 2"):
+            VideoPart(frames)
+    for mean_field in (None, MeanField(3), MeanField(3).inflate(3, 3)):
+        with pytest.raises(ValueError, match="context_frames=1"):
+            VideoPart.of(mean_field)

@@ -106,6 +106,42 @@ def test_links_alone_leave_the_rest_as_it_was(recipe, tmp_path, start):
     assert "set clips.frames" in single.output
 
 
+ATTACH = [
+    word
+    for setting in ('stage.mrf.learn=["trajectories"]', "clips.attach=true", "clips.contexts=1", "temperature=1.5")
+    for word in ("--set", setting)
+]
+
+
+def test_links_become_the_part_for_video_of_the_start(recipe, tmp_path, start, data):
+    out = tmp_path / "run"
+    result = type_in("train", recipe, "-o", out, *ATTACH)
+    assert result.exit_code == 0, result.output
+    trained, before = read_model(out / "model"), read_model(start)
+    states = [model.state_dict() for model in (trained, before)]
+    assert set(states[0]) - set(states[1]) == {"video.frame_weights", "video.link_weights"}
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    assert trained.video.settings == {"frames": 3, "temperature": 1.5}
+    assert (trained.video.link_weights != 0).all()
+    assert not trained.video.frame_weights.any()
+    assert trained.card.recipe["video"]["clips"]["attach"]
+    scores = json.loads((out / "metrics.json").read_text())["val"]["temperature 1.5"]
+    shown = type_in("evaluate", out / "model", "--data", f"folder:{data}", "--video", "-o", tmp_path / "scores")
+    assert shown.exit_code == 0, shown.output
+    written = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
+    assert list(written) == ["network alone", "run, frame by frame", "run, linked"]
+    assert written["run, linked"]["miou"] == pytest.approx(scores["miou"], abs=1e-6)
+    assert written["run, linked"]["temporal_consistency"] == pytest.approx(scores["temporal_consistency"], abs=1e-6)
+
+
+def test_half_precision_stays(recipe, tmp_path, start):
+    write_model(read_model(start), tmp_path / "half", half=True)
+    result = type_in("train", recipe, "-o", tmp_path / "run", *ATTACH, "--set", f"start={tmp_path / 'half'}")
+    assert result.exit_code == 0, result.output
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("half", "run/model")]
+    assert sizes[1] < sizes[0] + 1000
+
+
 def test_a_model_of_images_learns_from_moved_stills(recipe, tmp_path, start, data):
     out = tmp_path / "run"
     result = type_in("train", recipe, "-o", out)
@@ -126,7 +162,12 @@ def test_a_model_of_images_learns_from_moved_stills(recipe, tmp_path, start, dat
     assert "consistency" in shown.output
     written = json.loads((tmp_path / "scores" / "scores.json").read_text())
     assert written["video"]
-    assert [name.split(", ")[-1] for name in written["scores"]] == ["network alone", "2-D", "3-D rigid", "3-D linked"]
+    assert [name.split(", ")[-1] for name in written["scores"]] == [
+        "network alone",
+        "frame by frame",
+        "3-D rigid",
+        "3-D linked",
+    ]
     linked = written["scores"]["run, 3-D linked"]
     assert linked["miou"] == pytest.approx(scores["miou"], abs=1e-6)
     assert linked["temporal_consistency"] == pytest.approx(scores["temporal_consistency"], abs=1e-6)
@@ -198,6 +239,9 @@ def test_a_stage_of_one_part_keeps_what_the_start_had_learned(recipe, tmp_path, 
         (["--set", "start=nowhere"], "nowhere"),
         (["--set", "start="], "lacks unary"),
         (["--set", "start=street"], "other labels"),
+        (["--set", "clips.attach=true"], "clips.attach gives a trained model links alone"),
+        ([*ATTACH, "--set", "zoom=1.5"], "leave zoom out"),
+        ([*ATTACH, "--set", "clips.frames=1"], "clips.attach needs clips"),
     ],
 )
 def test_bad_recipes_say_what_is_wrong(recipe, tmp_path, words, says):

@@ -18,6 +18,7 @@ from PIL import Image
 
 from deepmrf.data.labels import ANIMALS
 from deepmrf.models.parsing_network import read_model
+from deepmrf.models.video_part import VideoPart
 from deepmrf.video import record
 
 av = pytest.importorskip("av")
@@ -234,6 +235,19 @@ def test_a_model_of_clips(type_in, film, pictures, model_folder):
     assert "Temporal consistency" not in type_in("drive.mov", "-m", "clips", "-o", "rigid.mp4", "--flow", "none")
     assert "Temporal consistency" not in type_in("drive.mov", "-o", "single.mp4")
     assert "Temporal consistency" in type_in("drive.mov", "-o", "measured.mp4", "--consistency")
+
+
+def test_a_model_of_images_with_a_part_for_video(type_in, film, pictures, model_folder):
+    model = read_model(model_folder)
+    model.video = VideoPart(3)
+    model.video.link_weights.fill_(0.5)
+    model.save_pretrained("both")
+    film("drive.mov", pictures(6, (32, 48)))
+    assert "Wrote out.mp4 (6 frames)." in type_in("drive.mov", "-m", "both", "-o", "out.mp4")
+    assert "is there already" in type_in("drive.mov", "-m", "both", "-o", "out.mp4")
+    again = type_in("drive.mov", "-m", "both", "-o", "out.mp4", "--frame-by-frame", code=1)
+    assert "--overwrite replaces it" in again
+    assert "6 frames" in type_in("drive.mov", "-m", "both", "-o", "single.mp4", "--frame-by-frame")
 
 
 def test_a_full_disk_ends_the_file_where_it_is(segmenter, film, pictures, seen, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import torch
 
 from deepmrf.flow import estimate
 from deepmrf.models.parsing_network import read_model
+from deepmrf.models.video_part import VideoPart
 from deepmrf.predict.frames import frame_reach
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video import FrameSource, segment_video, streaming, windows
@@ -46,6 +47,17 @@ def clip_model(model_folder):
     with torch.no_grad():
         model.mean_field.triple_penalty.frame_weights.fill_(0.8)
         model.mean_field.label_contexts.weight.normal_(std=0.3)
+    return model.eval()
+
+
+@pytest.fixture
+def linking_model(model_folder):
+    """A model for images with a part for video, whose links do matter."""
+    torch.manual_seed(3)
+    model = read_model(model_folder)
+    torch.nn.init.normal_(model.mean_field.label_contexts.weight, std=0.3)
+    model.video = VideoPart(5)
+    model.video.link_weights.fill_(2.0)
     return model.eval()
 
 
@@ -158,6 +170,36 @@ def test_windows_give_what_the_whole_clip_would(clip_model, pictures, count, lin
     confidence = np.stack([item.result.confidence for item in results])
     np.testing.assert_allclose(confidence, probabilities.max(0), atol=2e-3)  # kept as float16
     assert (stream.consistency is None) == (not linked or count == 1)
+
+
+@pytest.mark.parametrize("count", [1, 3, 11])
+def test_a_part_for_video_links_frames_by_default(linking_model, pictures, count):
+    frames = pictures(count, (33, 47))
+    segmenter = Segmenter([linking_model], device="cpu")
+
+    def labels_of(**options):
+        with segment_video(segmenter, Given(frames), **options) as stream:
+            return np.stack([item.result.labels for item in stream])
+
+    alone = np.stack([segmenter(frame).labels for frame in frames])
+    linked = whole_clip(linking_model.for_video(), frames, True)[0]
+    np.testing.assert_array_equal(labels_of(), linked)
+    np.testing.assert_array_equal(labels_of(frame_by_frame=True), alone)
+    np.testing.assert_array_equal(labels_of(flow=None), alone)
+    assert (linked != alone).mean() > 0.005 or count == 1
+    tiled = Segmenter([linking_model], device="cpu", tile=64)
+    with segment_video(tiled, Given(frames)) as stream:
+        assert not stream.spans_time
+
+
+def test_identity_tells_linked_frames_from_others(linking_model, model_folder):
+    segmenter = Segmenter([linking_model], device="cpu", size=96, min_area=3)
+    linked, before = segmenter.for_video(), segmenter.identity
+    assert (linked.size, linked.min_area) == (96, 3)
+    assert linked.identity != before
+    linking_model.video = None
+    assert Segmenter([linking_model], device="cpu", size=96, min_area=3).identity == before
+    assert segmenter.for_video() is segmenter
 
 
 def test_other_frames_do_matter_here(clip_model, pictures):

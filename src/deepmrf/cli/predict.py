@@ -144,8 +144,11 @@ def predict_command(
     fps: Annotated[float, typer.Option(help="Frames a second of folders of frames.")] = 25.0,
     max_frames: Annotated[int | None, typer.Option(help="Videos: stop after so many frames.")] = None,
     flow: Annotated[
-        str, typer.Option(help="Videos: links frames for models that span time; dis, or none for a rigid cube.")
+        str, typer.Option(help="Videos: what links frames; dis, or none. Models of clips then see a rigid cube.")
     ] = "dis",
+    frame_by_frame: Annotated[
+        bool, typer.Option("--frame-by-frame", help="Videos: link no frames, also where the model can; flickers more.")
+    ] = False,
     consistency: Annotated[
         bool, typer.Option("--consistency", help="Videos: how many pixels keep their label along the flow; slower.")
     ] = False,
@@ -186,7 +189,8 @@ def predict_command(
                 min_confidence=min_confidence,
             )
         options = video.VideoOptions(
-            overlay, labels, frames, fps, max_frames, flow, consistency, probabilities, legend, coco is not None
+            *(overlay, labels, frames, fps, max_frames, flow, consistency, probabilities, legend, coco is not None),
+            frame_by_frame,
         )
         inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options, ray)
         _check_out(inputs, out)

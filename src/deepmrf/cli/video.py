@@ -41,6 +41,8 @@ class VideoOptions:
     """Draw the classes and their colours below or beside the frames."""
     coco: bool = False
     """Given, but only possible for images."""
+    frame_by_frame: bool = False
+    """Do not link frames, also where the model has a part for video."""
 
 
 def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[str] = ()) -> None:
@@ -96,6 +98,7 @@ def predict_video(
                 flow=None if options.flow == "none" else "dis",
                 consistency=options.consistency,
                 max_frames=options.max_frames,
+                frame_by_frame=options.frame_by_frame,
                 legend=options.legend,
                 overwrite=overwrite,
                 resume=not overwrite,

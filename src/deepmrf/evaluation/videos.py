@@ -35,11 +35,14 @@ class VideoModel:
     mode: Literal["network", "rigid", "linked"]
     """The network alone; with the mean field over frames as they lie; with frames linked along the flow."""
 
-    def __call__(self, log_p: Tensor, frames: Tensor, flow: Flow | None) -> Tensor:
-        """log_p (1, L, T, H, W), frames (1, 3, T, H, W) -> (1, L, T, H, W)."""
+    def __call__(self, log_p: Tensor, frames: Tensor, flow: Flow | None, wanted: slice | None = None) -> Tensor:
+        """log_p (1, L, T, H, W), frames (1, 3, T, H, W) -> (1, L, T, H, W), or the wanted frames of it."""
+        wanted = wanted or slice(None)
         if self.mode == "network":
-            return log_p
-        return self.model.refined(log_p, frames, flow if self.mode == "linked" else None)
+            return log_p[:, :, wanted]
+        if not self.model.spans_time:
+            return self.model.refined(log_p[:, :, wanted], frames[:, :, wanted])
+        return self.model.refined(log_p, frames, flow if self.mode == "linked" else None, wanted)
 
     def reach(self) -> int:
         """Return how many frames away a frame can be and still change this one."""
@@ -47,13 +50,15 @@ class VideoModel:
 
 
 def video_models(models: dict[str, DeepParsingNetwork]) -> list[VideoModel]:
-    """List what to measure: each network once, models of images, and models of clips both rigid and linked."""
+    """List what to measure: each network once, models of images also linked, models of clips both rigid and linked."""
     measured: list[VideoModel] = []
     for name, model in models.items():
         if not any(same_network(other.model, model) for other in measured):
             measured.append(VideoModel(f"{name}, network alone" if measured else "network alone", model, "network"))
         if model.mean_field is not None and model.mean_field.dims == 2:
-            measured.append(VideoModel(f"{name}, 2-D", model, "rigid"))
+            measured.append(VideoModel(f"{name}, frame by frame", model, "rigid"))
+            if model.video is not None:
+                measured.append(VideoModel(f"{name}, linked", model.for_video(), "linked"))
         elif model.mean_field is not None:
             measured.append(VideoModel(f"{name}, 3-D rigid", model, "rigid"))
             measured.append(VideoModel(f"{name}, 3-D linked", model, "linked"))
@@ -62,7 +67,7 @@ def video_models(models: dict[str, DeepParsingNetwork]) -> list[VideoModel]:
 
 def same_network(first: DeepParsingNetwork, second: DeepParsingNetwork) -> bool:
     """Do two models have the same network, so that they can share its output?"""
-    if first is second:
+    if first.unary is second.unary:
         return True
     a, b = first.unary.state_dict(), second.unary.state_dict()
     return list(a) == list(b) and all(a[n].shape == b[n].shape and bool((a[n] == b[n]).all()) for n in a)
@@ -176,5 +181,5 @@ def _labels(model: VideoModel, window: Window[_Frame], flow: Flow, network: int)
     frames = window.frames[first:last]
     log_p = torch.stack([frame.log_p[network] for frame in frames], 1)[None]
     images = torch.stack([frame.image for frame in frames], 1)[None]
-    labels: Tensor = model(log_p, images, flow.cut(first, last)).argmax(1)[0]
-    return labels[start - first : stop - first]
+    labels: Tensor = model(log_p, images, flow.cut(first, last), slice(start - first, stop - first)).argmax(1)[0]
+    return labels

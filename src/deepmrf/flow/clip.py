@@ -97,17 +97,22 @@ class Flow:
             flows.append(unfold(resized * scale, batch))
         return Flow(*flows)
 
-    def trajectories(self, before: int, after: int) -> dict[int, Link]:
+    def trajectories(self, before: int, after: int, frames: slice | None = None) -> dict[int, Link]:
         """Link every frame t to frame t + step, for each step = -before .. after except 0: {step: link}.
 
         Where a trajectory is not reliable all the way, or the clip has no such frame, the flow is 0.
+        frames: of these frames alone.
         """
+        start, stop, _ = (frames or slice(None)).indices(self.shape[1])
         links: dict[int, Link] = {}
         for sign, reach in ((-1, before), (1, after)):
-            if reach:
-                links[sign] = self._neighbour(sign)
-            for step in range(2, reach + 1):
-                links[sign * step] = _follow(links[sign * (step - 1)], links[sign], sign * (step - 1))
+            if not reach:
+                continue
+            neighbour = self._neighbour(sign)
+            links[sign] = neighbour[0][:, :, start:stop], neighbour[1][:, :, start:stop]
+            for step in range(sign, sign * reach, sign):
+                there = [frames_at(x, start + step, stop + step) for x in neighbour]
+                links[step + sign] = _follow(links[step], (there[0], there[1]))
         return links
 
     def _neighbour(self, sign: int) -> Link:
@@ -118,11 +123,11 @@ class Flow:
         return functional.pad(flow, padding), functional.pad(reliable, padding)
 
 
-def _follow(link: Link, neighbour: Link, step: int) -> Link:
-    """Extend a link over `step` frames by the link to the neighbour from there."""
+def _follow(link: Link, neighbour: Link) -> Link:
+    """Extend a link by the link to the neighbour from the frames that it leads to."""
     flow, reliable = (fold(x) for x in link)
     batch = link[0].shape[0]
-    next_flow, next_reliable = (fold(frames_at(x, step, x.shape[2] + step)) for x in neighbour)
+    next_flow, next_reliable = (fold(x) for x in neighbour)
     # Flow is interpolated between four pixels, and all four must be reliable.
     reliable = reliable & (warp(next_reliable.to(flow.dtype), flow) > 0.999)
     extended = compose(flow, next_flow)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf import ops
+from deepmrf.flow.clip import fold, unfold
 from deepmrf.layers.inputs import check_count, check_maps, check_real
 from deepmrf.layers.linking import Links
 from deepmrf.ops.window import reaches, sizes
@@ -137,8 +138,14 @@ class LabelContexts(nn.Module):
         return ops.label_contexts(t, self.weight.to(t.dtype), bias, self.contexts)
 
     def _linked(self, t: Tensor, bias: Tensor, links: Links) -> Tensor:
-        """o14 of each frame from its stack: 2-D patterns over the maps of all frames of the stack."""
+        """o14 of each frame from its stack: 2-D patterns over the maps of all frames of the stack.
+
+        Patterns of a single frame need no stacks: t may then be of some frames only.
+        """
         full = reaches(self.size)[0]
+        if full == (0, 0):
+            weight = self.weight.squeeze(2).to(t.dtype)
+            return unfold(ops.label_contexts(fold(t), weight, bias, self.contexts), len(t))
         before, after = reach = links.reach(full)
         weight = self.weight.narrow(2, full[0] - before, before + 1 + after).flatten(1, 2).to(t.dtype)
 

@@ -15,13 +15,15 @@ Shapes: B batch, C maps, T frames, R = before + 1 + after, H, W.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from deepmrf.flow import Flow, warp
 from deepmrf.flow.clip import Link, fold, frames_at, unfold
+from deepmrf.ops import linked
+from deepmrf.ops.linked import Way
 from deepmrf.ops.window import Reach
 
 STACK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
@@ -29,18 +31,22 @@ STACK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 
 
 class Links:
-    """The links between the frames of a clip, as far as a window reaches; without trajectories, a rigid cube."""
+    """The links between the frames of a clip, as far as a window reaches; without trajectories, a rigid cube.
 
-    def __init__(self, frames: int, trajectories: dict[int, Link] | None = None) -> None:
+    wanted: the frames that have links, and get stacks; None for all.
+    """
+
+    def __init__(self, frames: int, trajectories: dict[int, Link] | None = None, wanted: slice | None = None) -> None:
         self.frames, self.trajectories = frames, trajectories
+        self.wanted = range(frames)[wanted or slice(None)]
 
     @classmethod
-    def along(cls, flow: Flow, dtype: torch.dtype, *reaches: Reach) -> Links:
+    def along(cls, flow: Flow, dtype: torch.dtype, *reaches: Reach, wanted: slice | None = None) -> Links:
         """Links along the flow for windows with these reaches (before, after) in time."""
         frames = flow.shape[1]
         before, after = (min(max(reach[side] for reach in reaches), frames - 1) for side in (0, 1))
-        trajectories = flow.trajectories(before, after)
-        return cls(frames, {dt: (way.to(dtype), reliable) for dt, (way, reliable) in trajectories.items()})
+        trajectories = flow.trajectories(before, after, wanted)
+        return cls(frames, {dt: (way.to(dtype), reliable) for dt, (way, reliable) in trajectories.items()}, wanted)
 
     def reach(self, reach: Reach) -> Reach:
         """A window's reach in time, cut to the length of the clip."""
@@ -51,25 +57,50 @@ class Links:
 
         keep: do not set unreliable pixels to zero. For features: no colour means "nothing", and q is zero there.
         """
-        before, after = reach
-        layers = []
-        for dt in range(-before, after + 1):
-            layer = fold(frames_at(maps, span.start + dt, span.stop + dt))
-            if dt and self.trajectories is not None:
-                way, reliable = (fold(x[:, :, span]) for x in self.trajectories[dt])
-                layer = warp(layer, way)
-                layer = layer if keep else torch.where(reliable, layer, 0)
-            layers.append(layer)
-        return torch.stack(layers, 2)
+        return torch.stack([self.layer(maps, dt, span, keep) for dt in range(-reach[0], reach[1] + 1)], 2)
+
+    def layer(self, maps: Tensor, dt: int, span: slice, keep: bool = False) -> Tensor:
+        """One layer of the stacks: what is dt frames away, (B * frames, C, H, W)."""
+        layer = fold(frames_at(maps, span.start + dt, span.stop + dt))
+        if dt and self.trajectories is not None:
+            way, reliable = (fold(x) for x in self._ways(dt, span))
+            layer = warp(layer, way)
+            layer = layer if keep else torch.where(reliable, layer, 0)
+        return layer
+
+    def add(self, t: Tensor, q: Tensor, weights: Mapping[int, Tensor], span: slice, gate: bool) -> Tensor:
+        """t (B * frames, L, H, W) plus weights[dt] times the pixel of q on the trajectory, dt frames away, over dt.
+
+        gate: times q (B, L, T, H, W) of the pixel itself.
+        """
+        if self.trajectories is not None:
+            ways = {dt: Way(weight, *self._ways(dt, span)) for dt, weight in weights.items()}
+            if linked.suits(t, q, ways):
+                return linked.add_linked(t.contiguous(), q, ways, span.start, gate)
+        own = self.layer(q, 0, span)
+        total = torch.zeros_like(own)
+        for dt, weight in weights.items():
+            total = torch.addcmul(total, weight, self.layer(q, dt, span))
+        return t + (own * total if gate else total)
+
+    def _ways(self, dt: int, span: slice) -> Link:
+        """The links of the frames in `span` to those dt frames away."""
+        assert self.trajectories is not None  # of a rigid cube there are none
+        first = self.wanted.start
+        flow, reliable = self.trajectories[dt]
+        return flow[:, :, span.start - first : span.stop - first], reliable[
+            :, :, span.start - first : span.stop - first
+        ]
 
     def over(self, maps: Tensor, channels: int, run: Callable[[slice], Tensor]) -> Tensor:
-        """Call run(span) -> (B * frames, L, H, W) for a few frames at a time, and join the results to (B, L, T, H, W).
+        """Call run(span) -> (B * frames, L, H, W) for a few wanted frames at a time; join the results, (B, L, T, H, W).
 
         channels: maps in the stack of one frame; as many frames go together as STACK_BYTES allows.
         """
         batch = maps.shape[0]
         frame_bytes = batch * channels * maps[0, 0, 0].numel() * maps.element_size()
         step = max(1, STACK_BYTES.get(maps.device.type, STACK_BYTES["cpu"]) // max(frame_bytes, 1))
-        spans = [slice(start, min(start + step, self.frames)) for start in range(0, self.frames, step)]
+        stop = self.wanted.stop
+        spans = [slice(start, min(start + step, stop)) for start in range(self.wanted.start, stop, step)]
         results = [unfold(run(span), batch) for span in spans]
         return torch.cat(results, 2) if len(results) > 1 else results[0]

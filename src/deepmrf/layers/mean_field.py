@@ -194,18 +194,27 @@ class MeanField(nn.Module):
     def _probabilities(self, unary: Tensor) -> Tensor:
         return softmax(unary) if self.unary == "softmax" else exp(unary)
 
-    def forward(self, log_p: Tensor, image: Tensor | None = None, flow: Flow | None = None) -> Tensor:
+    def forward(
+        self,
+        log_p: Tensor,
+        image: Tensor | None = None,
+        flow: Flow | None = None,
+        frames: slice | None = None,
+    ) -> Tensor:
+        """frames: of a clip, the frames to return; the others are only looked at."""
         check_maps("log_p", log_p, self.labels, self.dims, "labels")
         check_real("log_p", log_p)
         check_image(image if self.triple_penalty.features else None, log_p, self.triple_penalty.features, self.dims)
         self._check_numbers(log_p, image)
         if flow is not None:
             self._check_flow(flow, log_p)
+        if frames is not None:
+            self._check_frames(frames, log_p)
         # In this order: a compiled graph must not depend on check_values.
         if not torch.compiler.is_compiling() and self.check_values and readable(log_p):
             self._check_units(log_p, image)
         with torch.autocast(log_p.device.type, enabled=False):  # half precision is not enough for the sums
-            return self._iterate(log_p, image, flow).to(log_p.dtype)
+            return self._iterate(log_p, image, flow, frames).to(log_p.dtype)
 
     def _check_numbers(self, log_p: Tensor, image: Tensor | None, wait: bool = False) -> None:
         check_scores(log_p, wait)
@@ -240,7 +249,15 @@ class MeanField(nn.Module):
         if flow.forward.device != log_p.device:
             raise ValueError(f"flow is on {flow.forward.device}, log_p on {log_p.device}: move one with .to(device).")
 
-    def _iterate(self, log_p: Tensor, image: Tensor | None, flow: Flow | None) -> Tensor:
+    def _check_frames(self, frames: slice, log_p: Tensor) -> None:
+        start, stop, step = frames.indices(log_p.shape[2])
+        if self.dims != 3 or step != 1 or start >= stop:
+            raise ValueError(
+                f"frames={frames} of log_p {tuple(log_p.shape)} with dims={self.dims}: choose some frames in a row of "
+                "a clip (dims=3)."
+            )
+
+    def _iterate(self, log_p: Tensor, image: Tensor | None, flow: Flow | None, frames: slice | None = None) -> Tensor:
         dtype = torch.promote_types(torch.promote_types(log_p.dtype, self.triple_penalty.scale.dtype), torch.float32)
         # b15's softmax removes what all labels of a pixel have in common, so log_p need not be normalised here.
         log_q = unary = self.tempered(log_p.to(dtype))
@@ -248,15 +265,23 @@ class MeanField(nn.Module):
             image = None
         elif image is not None and image.dtype != torch.uint8:
             image = image.to(dtype)
-        links = self._links(flow, dtype, log_p.shape[2])
+        wanted = frames if self._frames_are_independent() else None
+        links = self._links(flow, dtype, log_p.shape[2], wanted)
         norms = self.triple_penalty.norms(unary, image, links)
         if isinstance(norms, AllPairs) and (compatibility := self._dense_crf_compatibility(unary, norms)) is not None:
             return self._infer(unary, norms, compatibility)
         q = self._probabilities(unary)
+        unary = unary if wanted is None else unary[:, :, wanted]
         for iteration in range(self.iterations):
             t = self.triple_penalty(exp(log_q) if iteration else q, image, norms, links)  # b12
             log_q = self._update(unary, t, links)
-        return log_q
+        return log_q if frames is None or wanted is not None else log_q[:, :, frames]
+
+    def _frames_are_independent(self) -> bool:
+        """Can some frames of a clip be computed without the results of others? Not if a later step looks at them."""
+        penalty, contexts = self.triple_penalty, self.label_contexts
+        across = contexts is not None and contexts.size[0] > 1
+        return penalty.temporal and not penalty.normalize and not across and self.iterations == 1
 
     def _dense_crf_compatibility(self, unary: Tensor, pairs: AllPairs) -> Tensor | None:
         """C where this layer is a dense CRF, no gradient is needed and nothing else is added; else None."""
@@ -299,12 +324,12 @@ class MeanField(nn.Module):
         with torch.autocast(log_p.device.type, enabled=False):
             return self._update(self.tempered(log_p), t.clone() if self.label_contexts is None else t)
 
-    def _links(self, flow: Flow | None, dtype: torch.dtype, frames: int) -> Links | None:
+    def _links(self, flow: Flow | None, dtype: torch.dtype, frames: int, wanted: slice | None) -> Links | None:
         """Return the links of a clip's frames; None for images, volumes and rigid cubes without frame weights."""
         if flow is None:
-            return Links(frames) if self.triple_penalty.temporal else None
+            return Links(frames, wanted=wanted) if self.triple_penalty.temporal else None
         windows = [self.triple_penalty.window, *[c.size for c in (self.label_contexts,) if c is not None]]
-        return Links.along(flow, dtype, *[reaches(window)[0] for window in windows])
+        return Links.along(flow, dtype, *[reaches(window)[0] for window in windows], wanted=wanted)
 
     @torch.no_grad()
     def inflate(self, window_frames: int = 3, context_frames: int = 3, frame_spacing: float = 1.0) -> MeanField:

@@ -35,6 +35,7 @@ from deepmrf import ops
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import check_image, check_maps, check_real
 from deepmrf.layers.linking import Links
+from deepmrf.ops.registry import needs_gradient
 from deepmrf.ops.window import reaches, sizes
 
 Kernel = Literal["distance", "gaussian", "global", "learned"]
@@ -258,33 +259,36 @@ class TriplePenalty(nn.Module):
         add_links: add what the pixels on the trajectory contribute by link_weights.
         """
         links = links or Links(q.shape[2])
-        before, after = reach = links.reach(reaches(self.window)[0])
-        if features.dtype == torch.uint8:
+        full = links.reach(reaches(self.window)[0])
+        before, after = reach = full if self._sees_windows_of_other_frames() else (0, 0)
+        if features.dtype == torch.uint8 and reach != (0, 0):
             features = features.to(q.dtype) / 255
         distances = torch.arange(-before, after + 1, device=q.device).abs()  # |dt| of each frame of a stack
+        link_weights = {
+            dt: self.scale * self.frame_share * self.link_weights[abs(dt) - 1]
+            for dt in range(-full[0], full[1] + 1)
+            if dt and add_links
+        }
 
         def run(span: slice) -> Tensor:
-            near = weighted = links.stack(q, reach, span)
-            if self.temporal:
+            weighted = links.stack(q, reach, span)
+            if self.temporal and before + after:
                 weights = torch.cat([torch.ones_like(self.scale)[None], self.frame_weights])
-                weighted = near * weights[distances].view(-1, 1, 1)
+                weighted = weighted * weights[distances].view(-1, 1, 1)
             stacked_norms = None
             if norms is not None:
                 assert not isinstance(norms, AllPairs)  # the global kernel has no frames
                 stacked_norms = tuple(None if norm is None else links.stack(norm, reach, span) for norm in norms)
             t = penalty(weighted, links.stack(features, reach, span, keep=True), stacked_norms, before)
-            return t + self._linked(near, before) if add_links and before + after else t
+            return links.add(t, q, link_weights, span, self.gate) if link_weights else t
 
         return links.over(q, (q.shape[1] + features.shape[1]) * len(distances), run)
 
-    def _linked(self, stack: Tensor, frame: int) -> Tensor:
-        """What the pixels on the trajectory of each pixel of `frame` add to t: (B, L, R, H, W) -> (B, L, H, W)."""
-        own = stack[:, :, frame]
-        total = torch.zeros_like(own)
-        for index in range(stack.shape[2]):
-            if index != frame:
-                total = total + self.link_weights[abs(index - frame) - 1] * stack[:, :, index]
-        return self.scale * self.frame_share * (own * total if self.gate else total)
+    def _sees_windows_of_other_frames(self) -> bool:
+        """Do windows in other frames weigh anything, or may training change that? The trajectory counts by itself."""
+        if not self.temporal or torch.compiler.is_compiling() or needs_gradient(self.frame_weights):
+            return True
+        return bool(self.frame_weights.any())
 
     def extra_repr(self) -> str:
         parts = [f"window={self.window}", f"dims={self.dims}", f"kernel={self.kernel!r}", f"gate={self.gate}"]

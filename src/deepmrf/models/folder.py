@@ -1,9 +1,10 @@
 """Model folders: config.json and model.safetensors. Only this module reads and writes them.
 
 config.json of a whole model                        of an MRF alone, as `deepmrf fit` writes it
-    format       1                                      format       1
+    format       1, or 2 with "video"                   format       1
     unary        {"network": name, "options": {...}}, or {"network": null, "options": {...}, "source": {...}}
     mean_field   MeanField's arguments, or null         mean_field   MeanField's arguments
+    video        VideoPart's arguments; may be missing
     labels       names, colours, ignored id             labels       the same
     metrics      scores by stage or data set            metrics      scores of cross-validation
     recipe       the recipe it was trained with         settings     how it was fitted; further keys of its own
@@ -34,16 +35,16 @@ import huggingface_hub
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.writing import write_bytes
 from deepmrf.layers import MeanField
-from deepmrf.models.schema import MEAN_FIELD, WRAPPER, check_settings, network_schema, shortened, skeleton
+from deepmrf.models.schema import MEAN_FIELD, VIDEO, WRAPPER, check_settings, network_schema, shortened, skeleton
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FORMAT = 1
-"""Raised when older versions can no longer read a saved config."""
+FORMAT, FORMAT_WITHOUT_VIDEO = 2, 1
+"""Raised when older versions can no longer read a saved config. Models without a part for video have the older one."""
 MAX_CONFIG_BYTES = 2**24
 MAX_MRF_WEIGHT = 1e12
 MAX_LOG_WIDTH = 40.0
@@ -142,6 +143,12 @@ def read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tens
     return tensors
 
 
+def is_half(folder: Path) -> bool:
+    """Does the folder store filters as float16?"""
+    with safe_open(saved_path(folder, WEIGHTS), framework="pt") as file:
+        return any(file.get_slice(name).get_dtype() == "F16" for name in file.keys())  # noqa: SIM118
+
+
 def check_config(config: Mapping[str, Any]) -> LabelSet:
     """Return the labels of a config; raise a ValueError where something is not as the schema has it."""
     labels = LabelSet.from_dict(config["labels"])
@@ -149,6 +156,8 @@ def check_config(config: Mapping[str, Any]) -> LabelSet:
         check_settings(config["mean_field"], MEAN_FIELD, "mean_field")
         if config["mean_field"].get("labels") != len(labels):
             raise ValueError(f"mean_field.labels is not {len(labels)}, the number of labels")
+    if config.get("video") is not None:
+        check_settings(config["video"], VIDEO, "video")
     unary = config.get("unary")
     if unary is not None:
         name = unary.get("network")
@@ -159,9 +168,9 @@ def check_config(config: Mapping[str, Any]) -> LabelSet:
     return labels
 
 
-def check_mrf_weights(mean_field: MeanField) -> None:
-    """Raise a ValueError where weights are so large that the MRF would compute NaN."""
-    for name, value in mean_field.named_parameters():
+def check_mrf_weights(part: nn.Module) -> None:
+    """Raise a ValueError where weights of an MRF, or its part for video, are so large that it would compute NaN."""
+    for name, value in (*part.named_parameters(), *part.named_buffers()):
         most = MAX_LOG_WIDTH if name.endswith("_width") else MAX_MRF_WEIGHT
         if not bool((value.detach().abs() <= most).all()):  # NaN fails, too
             raise ValueError(f"{name} holds NaN, infinity or values beyond {most:g}")
@@ -206,7 +215,7 @@ def check_mrf_folder(folder: Path) -> None:
 def write_mrf(folder: Path, mean_field: MeanField, config: Mapping[str, Any]) -> None:
     """Write an MRF alone; `config` holds what to save besides its settings: labels, metrics, ..."""
     check_mrf_folder(folder)
-    described = {"format": FORMAT, "mean_field": mean_field.settings, **config}
+    described = {"format": FORMAT_WITHOUT_VIDEO, "mean_field": mean_field.settings, **config}
     write_folder(folder, described, mean_field.state_dict())
 
 

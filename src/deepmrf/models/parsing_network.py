@@ -4,7 +4,8 @@
     log_q = dpn(clip, flow)     # (B, 3, T, H, W) -> (B, L, T, H, W): the network frame by frame, then the MRF
 
 `inflate` makes a model for clips from a trained one for images. It takes an image as a clip of one frame; a model for
-images takes the frames of a clip as so many images.
+images takes the frames of a clip as so many images. A model for images may hold what it needs to be one for clips, too:
+`for_video` gives that model.
 
 folder.py says how models are saved. A folder holds the weights of every network, but not the code of the user's own:
 `read_model(folder, network)` asks for that network again.
@@ -32,6 +33,7 @@ from deepmrf.layers import MeanField
 from deepmrf.layers.units import readable, warn_of_logits
 from deepmrf.models.folder import (
     FORMAT,
+    FORMAT_WITHOUT_VIDEO,
     check_config,
     check_mrf_weights,
     download,
@@ -42,6 +44,7 @@ from deepmrf.models.folder import (
     write_folder,
 )
 from deepmrf.models.schema import skeleton, without_initial_weights
+from deepmrf.models.video_part import VideoPart
 from deepmrf.unary.libraries import description, rebuild
 from deepmrf.unary.own import OwnNetwork, code_name, own_network
 
@@ -86,6 +89,9 @@ class DeepParsingNetwork(
     """Does the next call warn (InputWarning) if a network of the user's own returns probabilities? The first call sets
     this to False."""
 
+    video: VideoPart | None
+    """What a model for images needs for videos; None if it sees frames one by one, or is a model for clips."""
+
     def __init__(
         self,
         unary: nn.Module,
@@ -107,6 +113,7 @@ class DeepParsingNetwork(
             )
         self.unary, self.mean_field, self.labels = unary, mean_field, labels
         self.card = card if card is not None else Card()
+        self.register_module("video", None)
 
     @classmethod
     def build(cls, network: str, labels: LabelSet, options: dict[str, Any], mrf: dict[str, Any] | None) -> Any:
@@ -152,8 +159,11 @@ class DeepParsingNetwork(
             warn_of_logits(self.summary().split(" ")[0], logits)
         return logits.float()
 
-    def refined(self, log_p: Tensor, image: Tensor, flow: Flow | None = None) -> Tensor:
-        """b12 to b15 on what the network said of the image, or of a clip, whose frames `flow` links."""
+    def refined(self, log_p: Tensor, image: Tensor, flow: Flow | None = None, frames: slice | None = None) -> Tensor:
+        """b12 to b15 on what the network said of the image, or of a clip, whose frames `flow` links.
+
+        frames: return these frames of a clip alone, where the mean field looks at several.
+        """
         mrf = self.mean_field
         if flow is not None and (mrf is None or mrf.dims != 3 or image.dim() != 5):
             raise ValueError(
@@ -167,8 +177,8 @@ class DeepParsingNetwork(
             log_q = mrf(log_p[:, :, None], image[:, :, None])[:, :, 0]
         elif mrf.dims == 2 and image.dim() == 5:  # frames are images
             log_q = unfold(mrf(fold(log_p), fold(image)), image.shape[0])
-        elif flow is not None:
-            log_q = mrf(log_p, image, flow)
+        elif flow is not None or frames is not None:
+            log_q = mrf(log_p, image, flow, frames)
         else:
             log_q = mrf(log_p, image)
         return log_q
@@ -197,6 +207,14 @@ class DeepParsingNetwork(
         model.code = self.code
         return model.train(self.training)
 
+    def for_video(self) -> DeepParsingNetwork:
+        """The model for clips, with this one's network and the links of its part for video; without one, this model."""
+        if self.video is None or self.mean_field is None:
+            return self
+        model = DeepParsingNetwork(self.unary, self.video.inflated(self.mean_field), self.labels, self.card)
+        model.code = self.code
+        return model.train(self.training)
+
     def summary(self) -> str:
         """The model in a few words, such as "fast + gaussian mean field"."""
         network = self.unary.module if isinstance(self.unary, unaries.Wrapped) else self.unary
@@ -205,10 +223,12 @@ class DeepParsingNetwork(
 
     def config(self) -> dict[str, Any]:
         """All that rebuilds the model, as plain JSON; folder.py lists the keys."""
+        video = {} if self.video is None else {"video": self.video.settings}
         return {
-            "format": FORMAT,
+            "format": FORMAT if video else FORMAT_WITHOUT_VIDEO,
             "unary": self._unary_config(),
             "mean_field": None if self.mean_field is None else self.mean_field.settings,
+            **video,
             "labels": self.labels.to_dict(),
             "metrics": self.card.metrics,
             "recipe": self.card.recipe,
@@ -277,7 +297,10 @@ def read_model(folder: Path, network: OwnNetwork | None = None) -> DeepParsingNe
                 unary = rebuild(source)
             unary = unary if named else _wrapped(unary, saved["options"])
             mean_field = None if config["mean_field"] is None else MeanField(**config["mean_field"])
-            return DeepParsingNetwork(unary, mean_field, labels, Card(config["metrics"], config["recipe"]))
+            built = DeepParsingNetwork(unary, mean_field, labels, Card(config["metrics"], config["recipe"]))
+            if config.get("video") is not None:
+                built.video = VideoPart(**config["video"])
+            return built
 
         if given is None:
             weights = read_weights(folder, skeleton(build))
@@ -288,9 +311,10 @@ def read_model(folder: Path, network: OwnNetwork | None = None) -> DeepParsingNe
             model = build()
     if given is not None:
         _load_own(model, folder)
-    if model.mean_field is not None:
-        with refusing_damage(folder):
-            check_mrf_weights(model.mean_field)
+    with refusing_damage(folder):
+        for part in (model.mean_field, model.video):
+            if part is not None:
+                check_mrf_weights(part)
     model.code = network if isinstance(network, str) else source.get("code")
     return model.eval()
 

@@ -94,6 +94,8 @@ MEAN_FIELD: dict[str, Setting] = {
     "temperature": real(0.1, 10),
 }
 """Arguments of MeanField."""
+VIDEO: dict[str, Setting] = {"frames": whole(2, 255), "temperature": real(0.1, 10)}
+"""Arguments of VideoPart."""
 NETWORK: dict[str, Setting] = {
     "labels": whole(1, 255),
     "width": whole(1, 1024),

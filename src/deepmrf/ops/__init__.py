@@ -5,6 +5,7 @@ gaussian    b12 with s(j, z), a Gaussian similarity: evaluated inside the window
 lattice     a Gaussian filter over all pairs of points, and dense CRF inference on it
 learned     b12 with a filter per position
 contexts    b13 and b14: label contexts and their minimum; low_rank.py has the same for less work
+linked      b12: what the pixels on a trajectory add, from other frames of a clip; cpu_linked has the kernel
 softmax     b15: softmax over labels between kernels, without PyTorch's threads
 window      windows, box sums and moments
 registry    operators: how they are registered with PyTorch, and which implementation of one runs

@@ -206,6 +206,11 @@ def _could_run(name: str, tensors: Sequence[Tensor]) -> bool:
     return all(tensor.device.type == device and tensor.dim() <= MAX_AXES for tensor in tensors)
 
 
+def forced() -> str | None:
+    """Return the implementation that `use` demands; None outside its block."""
+    return _forced
+
+
 def needs_gradient(*tensors: Tensor) -> bool:
     """Will a backward pass follow?"""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

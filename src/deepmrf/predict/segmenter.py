@@ -150,6 +150,23 @@ class Segmenter:
             model.to(self.device)
         return self
 
+    def for_video(self) -> Segmenter:
+        """This segmenter with models that see frames together, where they have a part for video; else this one."""
+        models = [model.for_video() for model in self.models]
+        if all(model is own for model, own in zip(models, self.models, strict=True)):
+            return self
+        return Segmenter(
+            models,
+            device=self.device,
+            scales=self.scales,
+            flip=self.flip,
+            tile=self.tile,
+            size=self.size or 0,
+            max_pixels=self.max_pixels,
+            min_area=self.min_area,
+            min_confidence=self.min_confidence,
+        )
+
     @property
     def model(self) -> DeepParsingNetwork:
         """The first of the models."""
@@ -168,6 +185,8 @@ class Segmenter:
             config = model.config()
             digest.update(repr([config[part] for part in ("unary", "mean_field", "labels")]).encode())
             for name, value in model.state_dict().items():
+                if name.startswith("video."):  # of no use to this model: `for_video` gives the one that uses it
+                    continue
                 digest.update(f"{name} {tuple(value.shape)}".encode())
                 digest.update(value.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8))
         digest.update(repr((self.scales, self.flip, self.tile, self.size)).encode())

@@ -131,6 +131,7 @@ def _new_run(
         val=val,
         message=message,
         train_progress=progress,
+        network=network,
     )
     if accelerator.device.type == "cuda":  # a step on a CPU takes too long, and its memory is larger
         rehearse(run, stages, lambda stage, log_q, target: _loss(run, stage, log_q, target, None))

@@ -23,8 +23,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PARTS = ("unary", "triple_penalty", "label_contexts", "links")
-"""Parts of the model that a stage may learn. Links between the frames of clips belong to the triple penalty."""
+PARTS = ("unary", "triple_penalty", "label_contexts", "links", "trajectories")
+"""Parts of the model that a stage may learn. Links between the frames of clips, and the trajectories among them, belong
+to the triple penalty."""
 MAX_WHOLE_NUMBER = 2**31 - 1
 MAX_WORKERS = 256
 MAX_FRAMES = 255
@@ -103,6 +104,8 @@ class ClipsRecipe:
     """Number of frames that the triple penalty sees."""
     contexts: int = 3
     """Number of frames that the label contexts see."""
+    attach: bool = False
+    """Save the model that the recipe starts from, with the links that were learned as its part for video."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ class Stage:
     """Any name; the paper's stages are unary, triple penalty, label contexts and joint."""
     learn: tuple[str, ...]
     """The parts that learn, of "unary", "triple_penalty" and "label_contexts"; the rest is fixed. For clips, "links"
-    learns only the weights of other frames in the triple penalty."""
+    learns only the weights of other frames in the triple penalty, and "trajectories" of these only the weights of the
+    pixels on the same trajectory: windows of other frames then stay out, which is many times as fast."""
     steps: int = 1000
     """Number of optimiser steps."""
     batch: int = 8
@@ -213,6 +217,8 @@ def recipe_from_dict(tree: dict[str, Any]) -> Recipe:
     if not 0 <= recipe.ema < 1:
         raise RecipeError(f"ema={recipe.ema} must be at least 0 and less than 1.")
     _check_clips(recipe.clips)
+    if recipe.clips.attach:
+        _check_attach(recipe)
     if not 0 <= recipe.augment.colour <= 1:
         raise RecipeError(f"augment.colour={recipe.augment.colour} must be 0 to 1.")
     try:
@@ -266,6 +272,19 @@ def _check_clips(clips: ClipsRecipe) -> None:
         raise RecipeError("clips.flow='exact' is the flow of moving stills: set clips.motion, or flow='dis'.")
     if clips.motion and clips.stride > 1:
         raise RecipeError(f"clips.stride={clips.stride} is for videos, clips.motion for stills: set one of them.")
+
+
+def _check_attach(recipe: Recipe) -> None:
+    """Raise a RecipeError where a recipe changes more than links, so that the model for images would be another."""
+    learned = {part for stage in recipe.stage for part in stage.learn}
+    clips = recipe.clips
+    if not recipe.start or not learned <= {"links", "trajectories"} or recipe.zoom or clips.contexts > 1:
+        raise RecipeError(
+            "clips.attach gives a trained model links alone: set start, let stages learn links or trajectories, set "
+            "clips.contexts = 1, and leave zoom out."
+        )
+    if min(clips.frames, clips.window) < 2:
+        raise RecipeError(f"clips.attach needs clips: clips.frames={clips.frames}, window={clips.window} must be > 1.")
 
 
 def _override(tree: dict[str, Any], key: str, text: str) -> None:

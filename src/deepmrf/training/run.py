@@ -28,13 +28,16 @@ from deepmrf.data.writing import write_text
 from deepmrf.evaluation.evaluate import evaluate
 from deepmrf.evaluation.metrics import Scores
 from deepmrf.evaluation.videos import VideoModel, evaluate_video
+from deepmrf.models.folder import is_half
+from deepmrf.models.names import find_folder
 from deepmrf.models.parsing_network import Card, DeepParsingNetwork, write_model
 from deepmrf.predict.scales import predictor
 from deepmrf.training import checkpoint
 from deepmrf.training.clips import ClipSource
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.samples import Images
-from deepmrf.training.start import METRICS_FILE, RECIPE_FILE, STATE_FILE
+from deepmrf.training.start import METRICS_FILE, RECIPE_FILE, STATE_FILE, with_video_part
+from deepmrf.unary.own import OwnNetwork
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -77,6 +80,8 @@ class Run:
     """Number of reports in a row whose loss was NaN."""
     cached_log_p: list[Tensor] = field(default_factory=list)
     """The network's output (L, H, W) for the first training images, while the network is fixed."""
+    network: OwnNetwork | None = None
+    """A network of the user's own, if the model has one."""
     tensorboard: Any = None
     """TensorBoard's writer, if it is installed."""
 
@@ -92,7 +97,11 @@ class Run:
         """Write the trained model, with its scores and recipe."""
         if self.accelerator.is_main_process:
             self.average.card = Card({"val": self.scores, "seed": self.recipe.seed}, asdict(self.recipe))
-            write_model(self.average, self.folder / "model")
+            model, half = self.average, False
+            if self.recipe.clips.attach:
+                model = with_video_part(self.recipe, model, self.network)
+                half = is_half(find_folder(self.recipe.start))
+            write_model(model, self.folder / "model", half)
             if self.tensorboard is not None:
                 self.tensorboard.close()
 

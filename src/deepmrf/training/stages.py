@@ -50,21 +50,23 @@ def prepare_stage(model: DeepParsingNetwork, stage: Stage, seed: int, trained: b
         start_contexts(contexts, seed)
 
 
-def _learnable(model: DeepParsingNetwork, stage: Stage) -> tuple[dict[str, nn.Module], list[nn.Parameter]]:
-    """Return the model's parts by name and its links; raise a RecipeError where it lacks what the stage learns."""
+def _learnable(model: DeepParsingNetwork, stage: Stage) -> tuple[dict[str, nn.Module], dict[str, list[nn.Parameter]]]:
+    """Return the model's parts and links by name; raise a RecipeError where it lacks what the stage learns."""
     mrf = model.mean_field
     parts: dict[str, nn.Module] = {"unary": model.unary}
-    links: list[nn.Parameter] = []
+    links: dict[str, list[nn.Parameter]] = {}
     if mrf is not None:
         parts["triple_penalty"] = mrf.triple_penalty
         if mrf.label_contexts is not None:
             parts["label_contexts"] = mrf.label_contexts
         if mrf.triple_penalty.temporal:
-            links = mrf.triple_penalty.over_time()
-    if "links" in stage.learn and not links:
-        raise RecipeError(f"stage.{stage.name}.learn has links, but the model sees single images: set clips.frames.")
+            links = {"links": mrf.triple_penalty.over_time(), "trajectories": [mrf.triple_penalty.link_weights]}
     for name in stage.learn:
-        if name not in (*parts, "links"):
+        if name in ("links", "trajectories") and not links:
+            raise RecipeError(
+                f"stage.{stage.name}.learn has {name}, but the model sees single images: set clips.frames."
+            )
+        if name not in (*parts, *links):
             raise RecipeError(f"stage.{stage.name}.learn has {name}, which the model lacks: see mean_field.contexts.")
     return parts, links
 
@@ -74,8 +76,8 @@ def _set_learned(model: DeepParsingNetwork, stage: Stage) -> None:
     parts, links = _learnable(model, stage)
     for name, part in parts.items():
         part.requires_grad_(name in stage.learn)
-    if "links" in stage.learn:
-        for parameter in links:
+    for name in stage.learn:
+        for parameter in links.get(name, []):
             parameter.requires_grad_(True)
 
 

@@ -21,6 +21,7 @@ from deepmrf.layers import MeanField
 from deepmrf.models.names import from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.models.schema import MEAN_FIELD, Setting, check_settings, network_schema, skeleton
+from deepmrf.models.video_part import VideoPart
 from deepmrf.training.recipe import Recipe, RecipeError, UnaryRecipe, recipe_from_dict
 from deepmrf.training.recipes import bundled_recipes
 from deepmrf.unary.own import OwnNetwork, code_name, own_network
@@ -83,6 +84,16 @@ def build_model(
     return model
 
 
+def with_video_part(recipe: Recipe, trained: DeepParsingNetwork, network: OwnNetwork | None) -> DeepParsingNetwork:
+    """Return the model that the recipe starts from, with the links of the trained one; its card gains those of both."""
+    model = open_model(recipe.start, network)
+    model.video = VideoPart.of(trained.mean_field)
+    model.card.metrics = model.card.metrics | {"video": trained.card.metrics}
+    model.card.recipe = model.card.recipe | {"video": trained.card.recipe}
+    model.code = trained.code
+    return model
+
+
 def _trained_model(
     recipe: Recipe, data: Dataset, message: Callable[[str], None], network: OwnNetwork | None
 ) -> DeepParsingNetwork:
@@ -90,6 +101,8 @@ def _trained_model(
     model = open_model(recipe.start, network)
     remedy = "start from a model of the same labels"
     model.labels.check_same(f"start={recipe.start!r}", data.labels, recipe.data.train, remedy)
+    if recipe.clips.attach and (model.mean_field is None or model.mean_field.dims != 2):
+        raise RecipeError(f"clips.attach: start={recipe.start!r} must be a model for images with a mean field.")
     message(f"Network and mean field from {recipe.start}.")
     return model
 

@@ -58,6 +58,7 @@ def record(
     consistency: bool = False,
     max_frames: int | None = None,
     fps: float = DEFAULT_FPS,
+    frame_by_frame: bool = False,
     legend: bool = True,
     overwrite: bool = False,
     resume: bool = False,
@@ -77,8 +78,16 @@ def record(
         raise ValueError("There is nothing to write: give a video file, a folder for label maps, or both.")
     if path is not None:
         encoder_for(path)
-    stream = segment_video(segmenter, source, flow=flow, consistency=consistency, max_frames=max_frames, fps=fps)
-    note, video_note = (note_of(segmenter, stream.source, flow, with_legend) for with_legend in (False, legend))
+    stream = segment_video(
+        segmenter,
+        source,
+        flow=flow,
+        consistency=consistency,
+        max_frames=max_frames,
+        fps=fps,
+        frame_by_frame=frame_by_frame,
+    )
+    note, video_note = (note_of(stream.segmenter, stream.source, flow, with_legend) for with_legend in (False, legend))
     report = VideoReport(segmenter.labels.names, path, folder)
     if path is not None:
         check_out(path, stream.source)

@@ -1,8 +1,8 @@
-"""Segment a video frame by frame: reading, flow and network run at the same time, with few frames in memory.
+"""Segment a video: reading, flow and network run at the same time, with few frames in memory.
 
-Models of single frames see each frame alone. Models whose mean field spans time (dims = 3) see each frame between its
-neighbours, linked along the optical flow (windows.py). Flow is estimated on frames of at most FLOW_SIDE pixels on the
-longer side and enlarged: it is smooth, and this is several times as fast.
+Models whose mean field spans time (dims = 3), and models for images that have a part for video, see each frame between
+its neighbours, linked along the optical flow (windows.py). Other models see each frame alone. Flow is estimated on
+frames of at most FLOW_SIDE pixels on the longer side and enlarged: it is smooth, and this is several times as fast.
 """
 
 from __future__ import annotations
@@ -52,14 +52,24 @@ def segment_video(
     consistency: bool = False,
     max_frames: int | None = None,
     fps: float = DEFAULT_FPS,
+    frame_by_frame: bool = False,
 ) -> Stream:
     """Yield (time, frame, Segmentation) of every frame of a video file, a folder of images or "camera:0".
 
     flow: how models that span time link frames: "dis", a function of two frames (H, W, 3), or None for a rigid window.
+    Models for images that have a part for video link frames, too, unless `frame_by_frame`, or where there is no flow or
+    the segmenter cuts tiles.
     consistency: measure temporal consistency (Stream.consistency); models of single frames then need flow, too.
     max_frames: stop after this many frames. fps: frames per second of a folder of images.
     """
-    return Stream(segmenter, open_source(source, fps, segmenter.max_pixels), flow, consistency, max_frames)
+    source = open_source(source, fps, segmenter.max_pixels)
+    return Stream(segmenter_for(segmenter, flow, frame_by_frame), source, flow, consistency, max_frames)
+
+
+def segmenter_for(segmenter: Segmenter, flow: Method | None, frame_by_frame: bool) -> Segmenter:
+    """The segmenter whose models see the frames of a video as `segment_video` describes it."""
+    links = flow is not None and not frame_by_frame and segmenter.tile is None
+    return segmenter.for_video() if links else segmenter
 
 
 class Stream(Iterator[FrameResult]):

@@ -65,8 +65,8 @@ class _Member:
             if flow is not None:
                 flow = flow.resize(height, width).to(images[0].device)
                 flow = flow.flip() if self.mirror else flow
-            log_q = self.model.refined(torch.stack(log_ps, 2), torch.stack(images, 2), flow)
-            log_q = log_q[0, :, inner].transpose(0, 1)
+            log_q = self.model.refined(torch.stack(log_ps, 2), torch.stack(images, 2), flow, inner)
+            log_q = log_q[0].transpose(0, 1)
         else:
             log_q = torch.cat(log_ps[inner])
         q = log_q.float().exp()

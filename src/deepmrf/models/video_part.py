@@ -1,0 +1,66 @@
+"""VideoPart: what a model for images needs besides, to segment the frames of a video together.
+
+    model.video = VideoPart.of(clips.mean_field)     # the links that a model for clips has learned
+    model.for_video()                                # a model for clips: the same network, a mean field over frames
+
+It holds the weights of other frames by their distance in time (`TriplePenalty.over_time`), the number of frames that a
+window spans, and the temperature for videos. The rest is the model's own, so that images and videos share all else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deepmrf.layers import MeanField
+from deepmrf.layers.inputs import check_temperature
+from deepmrf.ops.window import reaches
+
+
+class VideoPart(nn.Module):
+    """The weights of other frames. They are buffers: training the model for images leaves them alone.
+
+    frames: how many frames the window of a pixel spans, at least 2. temperature: that of the mean field over frames.
+    """
+
+    frame_weights: Tensor
+    link_weights: Tensor
+
+    def __init__(self, frames: int, temperature: float = 1.0) -> None:
+        super().__init__()
+        if isinstance(frames, bool) or not isinstance(frames, int) or frames < 2:
+            raise ValueError(f"frames={frames!r} must be how many frames a window spans, at least 2.")
+        self.frames, self.temperature = frames, check_temperature(temperature)
+        distances = max(reaches([frames])[0])
+        for name in ("frame_weights", "link_weights"):
+            self.register_buffer(name, torch.zeros(distances))
+
+    @classmethod
+    def of(cls, mean_field: MeanField | None) -> VideoPart:
+        """The part for video of a mean field over frames that began as `inflate(frames, 1)` and learned links alone."""
+        contexts = None if mean_field is None else mean_field.label_contexts
+        if mean_field is None or not mean_field.triple_penalty.temporal or (contexts and contexts.size[0] > 1):
+            raise ValueError(
+                "Only the links of a mean field over frames (temporal), whose label contexts see single frames, can "
+                "become the part for video: inflate the model with context_frames=1, and train its links."
+            )
+        part = cls(mean_field.triple_penalty.window[0], mean_field.temperature)
+        for name in ("frame_weights", "link_weights"):
+            getattr(part, name).copy_(getattr(mean_field.triple_penalty, name).detach())
+        return part
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments as plain JSON."""
+        return {"frames": self.frames, "temperature": self.temperature}
+
+    @torch.no_grad()
+    def inflated(self, mean_field: MeanField) -> MeanField:
+        """A mean field for images as one over frames, with these weights."""
+        clips = mean_field.inflate(self.frames, 1)
+        clips.temperature = self.temperature
+        for name in ("frame_weights", "link_weights"):
+            getattr(clips.triple_penalty, name).copy_(getattr(self, name))
+        return clips
