@@ -2,13 +2,15 @@
 
     python benchmarks/cluster.py                            # 2,000 images of 64 x 48, all checks: some minutes
     python benchmarks/cluster.py --checks speed --images 200 --size 512 512 --model animals
+    python benchmarks/cluster.py --s3 --checks same worker driver --images 600      # pip install s3fs 'moto[server]'
 
     same      the files of two workers equal those of one process, byte for byte
     worker    the same after one worker was killed in the middle; nothing is written twice
     driver    the same after the command was killed in the middle and typed again; nothing is written twice
     speed     images a second of one and of two workers, and processor seconds of an image
 
-Everything runs on this machine. Other work on it disturbs the speed: the load average is printed beside it.
+Everything runs on this machine. Other work on it disturbs the speed: the load average is printed beside it. With --s3,
+images and results lie in a bucket of an S3 server, a process of its own on this machine.
 """
 
 from __future__ import annotations
@@ -18,12 +20,16 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import fsspec
 import numpy as np
 from PIL import Image
 
@@ -43,10 +49,42 @@ def write_images(folder: Path, count: int, width: int, height: int) -> None:
         Image.fromarray(colours).resize((width, height), Image.Resampling.BICUBIC).save(folder / f"{number:05d}.png")
 
 
-def start(out: Path, model: str, *options: str) -> subprocess.Popen[bytes]:
-    """Start `deepmrf predict` on the folder "in" beside `out`."""
-    words = [sys.executable, "-m", "deepmrf", "predict", "in", "-o", out.name, "--model", model, *options]
-    return subprocess.Popen(words, cwd=out.parent, stdout=subprocess.DEVNULL, env=os.environ | THREADS)
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """The URL of an empty bucket on an S3 server of this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    os.environ |= {"FSSPEC_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    try:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        fsspec.filesystem("s3", endpoint_url=os.environ["FSSPEC_S3_ENDPOINT_URL"]).mkdir("bucket")
+        yield "s3://bucket"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def opened(place: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a folder or a URL, and its name there."""
+    options = {"endpoint_url": os.environ["FSSPEC_S3_ENDPOINT_URL"]} if place.startswith("s3://") else {}
+    files, name = fsspec.core.url_to_fs(place, **options)
+    files.invalidate_cache()
+    return files, name
+
+
+def start(place: str, out: str, model: str, *options: str) -> subprocess.Popen[bytes]:
+    """Start `deepmrf predict` on the folder "in" of a place, with results beside it."""
+    words = [sys.executable, "-m", "deepmrf", "predict", f"{place}/in", "-o", f"{place}/{out}", "--model", model]
+    return subprocess.Popen([*words, *options], stdout=subprocess.DEVNULL, env=os.environ | THREADS)
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
@@ -55,17 +93,21 @@ def finish(process: subprocess.Popen[bytes]) -> None:
         raise SystemExit(f"{' '.join(map(str, process.args))} ended with {process.returncode}.")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder: str) -> dict[str, bytes]:
     """Every file of a folder; what killed processes left half written is hidden and does not count."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+    files, name = opened(folder)
+    names = {path.rpartition("/")[2]: path for path in files.find(name)}
+    return {name: files.cat_file(path) for name, path in names.items() if not name.startswith(".")}
 
 
-def finished(folder: Path) -> dict[str, int]:
-    """The images that are done, by their label maps, with the number of the file: a second writing changes it."""
-    return {path.name: path.stat().st_ino for path in folder.glob("*.png")} if folder.is_dir() else {}
+def finished(folder: str) -> dict[str, str]:
+    """The images that are done, by their label maps, with what a second writing changes."""
+    files, name = opened(folder)
+    facts = {path.rpartition("/")[2]: facts for path, facts in files.find(name, detail=True).items()}
+    return {name: str(f.get("ino") or f["LastModified"]) for name, f in facts.items() if name.endswith(".png")}
 
 
-def wait_for_middle(folder: Path, count: int) -> dict[str, int]:
+def wait_for_middle(folder: str, count: int) -> dict[str, str]:
     """Wait until a third of the images is done."""
     while len(done := finished(folder)) < count // 3:
         time.sleep(0.05)
@@ -95,7 +137,7 @@ def kill_worker(driver: int) -> int:
     raise SystemExit("There is no worker to kill.")
 
 
-def check_same(folder: Path, expected: dict[str, bytes], before: dict[str, int] | None = None) -> str:
+def check_same(folder: str, expected: dict[str, bytes], before: dict[str, str] | None = None) -> str:
     """Compare a folder with what is expected, and the files that were done before with what they are now."""
     actual = contents(folder)
     if actual.keys() != expected.keys():
@@ -153,23 +195,27 @@ def main() -> None:
     parser.add_argument("--model", default="street-fast")
     parser.add_argument("--checks", nargs="+", choices=CHECKS, default=CHECKS)
     parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--s3", action="store_true", help="images and results on an S3 server, but for the speed")
     options = parser.parse_args()
     results: dict[str, object] = {"images": options.images, "size": options.size, "model": options.model}
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, s3_server() if options.s3 else nullcontext(name) as place:
         folder, ray = Path(name), ("--ray", "local", "--workers", "2")
         write_images(folder / "in", options.images, *options.size)
+        if options.s3:
+            files, target = opened(f"{place}/in")
+            files.put(str(folder / "in"), target, recursive=True)
         if {*options.checks} - {"speed"}:
-            finish(start(folder / "one", options.model))
-            expected = contents(folder / "one")
+            finish(start(place, "one", options.model))
+            expected = contents(f"{place}/one")
         for check in options.checks:
-            out = folder / check
+            out = f"{place}/{check}"
             if check == "speed":
                 runs = [[speed(folder, options.model, workers) for workers in (1, 2)] for _ in range(2)]  # by turns
                 one, two = (max(rates, key=lambda run: run["images/s"]) for rates in zip(*runs, strict=True))
                 ratio = two["images/s"] / one["images/s"]
                 results[check] = {"1 worker": one, "2 workers": two, "ratio": ratio, "load": os.getloadavg()}
             else:
-                process, before = start(out, options.model, *ray), None
+                process, before = start(place, check, options.model, *ray), None
                 if check == "worker":
                     before = wait_for_middle(out, options.images)
                     kill_worker(process.pid)
@@ -179,7 +225,7 @@ def main() -> None:
                     process.wait()
                     time.sleep(10)  # workers end when their driver is gone
                     before = finished(out)
-                    process = start(out, options.model, *ray)
+                    process = start(place, check, options.model, *ray)
                 finish(process)
                 results[check] = check_same(out, expected, before)
             print(f"{check}: {results[check]}", flush=True)

@@ -92,6 +92,18 @@ def dtype(request):
 
 
 @pytest.fixture
+def memory():
+    """fsspec's files in memory, at memory://, without any."""
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+    yield files
+    files.store.clear()
+
+
+@pytest.fixture
 def plain_torch():
     """Run the plain PyTorch evaluations, whatever else is installed."""
     with ops.use("torch"):

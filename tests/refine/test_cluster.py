@@ -5,7 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +24,7 @@ from deepmrf.cli import app
 from deepmrf.data.labels import LabelSet
 from deepmrf.layers import MeanField
 from deepmrf.predict.pipeline import Options, segment_files
+from deepmrf.predict.remote import segment_anywhere
 from deepmrf.predict.segmenter import load
 from deepmrf.refine import cluster
 from deepmrf.refine.apply import refine
@@ -111,6 +118,80 @@ def test_refining_in_shares(images, predictions, in_process):
     assert len(cluster.refine(mrf, labels, predictions, images, "two", gt_prob=0.8).skipped) == 5
 
 
+@pytest.mark.usefixtures("plain_torch")
+def test_shares_of_urls_give_the_files_of_one_process(images, model_folder, in_process, memory):
+    segmenter = load(model_folder, device="cpu")
+    memory.put("in", "/in", recursive=True)
+    expected = segment_anywhere(segmenter, ["memory://in"], "memory://one")
+    report = cluster.predict("memory://in", "memory://two", segmenter, options=Options(batch=2))
+    one, two = ({path[5:]: memory.cat_file(path) for path in memory.find(folder)} for folder in ("/one", "/two"))
+    assert one == two
+    assert len(one) == 12
+    same_reports(report, expected, "two")
+    assert [path for path, _ in report.failed] == ["memory://in/bad.png"]
+    assert len(cluster.predict("memory://in", "memory://two", segmenter).earlier) == 6
+
+
+@pytest.mark.usefixtures("plain_torch")
+def test_refining_shares_of_urls(images, predictions, in_process, memory):
+    mrf, labels = MeanField(3, window=5, context_size=3), LabelSet(("a", "b", "c"))
+    for folder in ("in", "p"):
+        memory.put(folder, f"/{folder}", recursive=True)
+    expected = refine(mrf, labels, predictions, images, "one")
+    report = cluster.refine(mrf, labels, "memory://p", "memory://in", "memory://two")
+    assert {path[5:]: memory.cat_file(path) for path in memory.find("/two")} == contents("one")
+    assert report.done == expected.done
+    assert [stem for stem, _ in report.failed] == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "workers", "device", "expected"),
+    [
+        ({"CPU": 16.0}, None, None, ("cpu", 16, 0)),
+        ({"CPU": 16.0}, 3, None, ("cpu", 3, 0)),
+        ({"CPU": 16.0, "GPU": 4.0}, None, None, ("cuda", 4, 1)),
+        ({"CPU": 16.0, "GPU": 4.0}, None, "cuda", ("cuda", 4, 1)),
+        ({"CPU": 16.0, "GPU": 4.0}, 2, None, ("cuda", 2, 1)),
+        ({"CPU": 16.0, "GPU": 4.0}, 8, None, ("cuda", 8, 1 / 2)),
+        ({"CPU": 16.0, "GPU": 2.0}, 3, None, ("cuda", 3, 1 / 2)),
+        ({"CPU": 16.0, "GPU": 4.0}, None, "cpu", ("cpu", 16, 0)),
+    ],
+)
+def test_workers_ask_for_the_gpus_of_the_cluster(monkeypatch, resources, workers, device, expected):
+    asked = {}
+
+    class Dataset:
+        context = SimpleNamespace()
+
+        def map(self, function, **options):
+            asked.update(options)
+            return SimpleNamespace(iter_rows=lambda: iter([{"result": pickle.dumps("done")}]))
+
+    data = SimpleNamespace(from_items=lambda rows, **_: Dataset(), ActorPoolStrategy=SimpleNamespace)
+    ray = SimpleNamespace(
+        cloudpickle=pickle,
+        data=data,
+        cluster_resources=lambda: resources,
+        is_initialized=lambda: True,
+        exceptions=SimpleNamespace(RayError=ConnectionError),
+    )
+    monkeypatch.setattr(cluster, "optional", lambda *names: ray)
+    assert list(cluster._Pool(None, workers, device).run("work", range(1000))) == ["done"]
+    device, count, gpus = expected
+    assert asked["fn_constructor_args"][1] == device
+    assert asked["compute"].max_size == asked["compute"].initial_size == count
+    assert (asked["num_gpus"], asked["num_cpus"]) == (gpus, 1)
+    per_gpu = int(1 / gpus) if gpus else 0
+    assert not gpus or resources["GPU"] * per_gpu >= count, "every worker finds a GPU with room"
+
+
+def test_no_gpu_where_one_was_asked_for(monkeypatch):
+    ray = SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}, is_initialized=lambda: True)
+    monkeypatch.setattr(cluster, "optional", lambda *names: ray)
+    with pytest.raises(ValueError, match="the cluster has no GPU: choose 'cpu'"):
+        list(cluster._Pool(None, None, "cuda").run("work", range(3)))
+
+
 def test_shares_are_complete_batches_and_small():
     assert [len(share) for share in cluster._shares(range(10), 2, 4)] == [4, 4, 2]
     assert [len(share) for share in cluster._shares(range(3), 8, 1)] == [1, 1, 1]
@@ -133,6 +214,14 @@ def test_an_error_of_a_worker_arrives_at_the_driver():
     error = cloudpickle.loads(worker({"share": cloudpickle.dumps([])})["result"])
     assert isinstance(error, OSError)
     assert error.errno == errno.ENOSPC
+
+    def fail(device):
+        raise RuntimeError("No CUDA GPUs are available\nand more")
+
+    work.to = fail
+    worker = cluster._Worker(cloudpickle.dumps(work), "cuda", folder, [])
+    error = cloudpickle.loads(worker({"share": cloudpickle.dumps([])})["result"])
+    assert re.fullmatch(r"A worker on \S+ does not start: No CUDA GPUs are available\.", str(error))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +248,8 @@ def test_the_address_may_be_left_out(words, address, inputs):
         (["--workers", "0"], "workers=0 must be at least 1"),
         (["--device", "tpu"], "device='tpu' is unknown"),
         (["a.mp4"], "a.mp4 is a video, which one machine segments"),
+        (["nonsense"], "--ray nonsense is neither a file nor an address: give HOST:PORT"),
+        (["10.0.0.9"], "--ray 10.0.0.9 is neither a file nor an address"),
     ],
 )
 def test_what_a_cluster_cannot_do_is_one_sentence(images, monkeypatch, words, sentence):
@@ -183,3 +274,53 @@ def test_two_processes_of_a_cluster(images, predictions, model_folder):
             assert contents(f"{command[0]}-two") == contents(f"{command[0]}-one")
     finally:
         ray.shutdown()
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """s3://bucket on an S3 server, a process of its own."""
+    pytest.importorskip("moto")
+    s3fs = pytest.importorskip("s3fs")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", port], stderr=subprocess.DEVNULL)
+    variables = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    try:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", int(port))).close()
+                break
+            except OSError:
+                assert server.poll() is None
+                time.sleep(0.1)
+        files = s3fs.S3FileSystem(skip_instance_cache=True)
+        files.mkdir("bucket")
+        yield files
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def test_two_processes_and_a_bucket(images, model_folder, bucket):
+    """benchmarks/cluster.py --s3 kills a worker and the command, too."""
+    ray = pytest.importorskip("ray")
+    pytest.importorskip("ray.data")
+    bucket.put("in", "bucket/in", recursive=True)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        for out in (["one"], ["two", "--ray", "--workers", "2"]):
+            words = ["predict", "s3://bucket/in", "--model", str(model_folder), "-o", f"s3://bucket/{out[0]}", *out[1:]]
+            result = CliRunner().invoke(app, words)
+            assert "s3://bucket/in/bad.png cannot be read" in result.output
+            assert result.exit_code == 1, result.output
+        again = CliRunner().invoke(app, words)
+        assert "6 there already, 1 failed" in again.output
+    finally:
+        ray.shutdown()
+    bucket.invalidate_cache()
+    one, two = ({path[11:]: bucket.cat_file(path) for path in bucket.find(f"bucket/{out}")} for out in ("one", "two"))
+    assert one == two
+    assert len(one) == 12

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from deepmrf.cli.ray import RayOption
 
 if TYPE_CHECKING:
     from deepmrf.data.progress import Progress
+    from deepmrf.data.remote import URL
     from deepmrf.predict.report import PredictReport
     from deepmrf.predict.segmenter import Segmenter
 
@@ -65,15 +67,17 @@ at the end, and the exit code is then 1.
 
 [cyan]deepmrf predict photos --ray auto[/cyan]: on a Ray cluster; [cyan]--ray[/cyan] alone uses all processors here
 
+[cyan]deepmrf predict s3://bucket/photos -o s3://bucket/out[/cyan]: URLs that fsspec knows, with or without --ray
+
 [cyan]deepmrf predict photos --model saved --network mynet:build[/cyan]: saved around a network of your own
 """
 
 
 def predict_command(
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help="Images, folders, patterns, videos, camera:0.")],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the results; NAME.png of one image, NAME.mp4 of one video.")
-    ] = Path("segmented"),
+    out_text: Annotated[
+        str, typer.Option("--out", "-o", help="Folder for the results; NAME.png of one image, NAME.mp4 of one video.")
+    ] = "segmented",
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -171,9 +175,13 @@ def predict_command(
         for option, path in (("--json", summary), ("--coco", coco)):
             if path is not None:
                 _check_json(option, path)
+        from deepmrf.data.remote import path_or_url
         from deepmrf.predict.coco import write_coco
-        from deepmrf.predict.pipeline import Options, segment_files
+        from deepmrf.predict.pipeline import Options
+        from deepmrf.predict.remote import segment_anywhere
         from deepmrf.predict.segmenter import MAX_PIXELS, load
+
+        out = path_or_url(out_text)
 
         with own_code(network):
             segmenter = load(
@@ -193,12 +201,12 @@ def predict_command(
             frame_by_frame,
         )
         inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options, ray)
-        _check_out(inputs, out)
+        _check_out(inputs, out, open_result)
         with Bars(console) as bars:
             written = Options(overlay, probabilities, overwrite, batch, legend)
             images, tiles = _progress(bars)
             if ray is None:
-                report = segment_files(segmenter, inputs, out, written, images, recursive, tiles)
+                report = segment_anywhere(segmenter, inputs, out, written, images, recursive, tiles)
             else:
                 from deepmrf.refine import cluster
 
@@ -253,15 +261,21 @@ def _area(text: str) -> float:
 def _without_videos(
     inputs: list[str],
     segmenter: Segmenter,
-    out: Path,
+    out: Path | URL,
     overwrite: bool,
     console: Console,
     options: video.VideoOptions,
     ray: str | None,
 ) -> tuple[list[str], list[dict[str, Any]], int]:
     """Segment the videos among the inputs; return the other inputs, the videos' part of --json, and the exit code."""
+    from deepmrf.data.remote import path_or_url
     from deepmrf.video.inputs import expand_videos, is_video, names_video
 
+    if not isinstance(out, Path) or any(not isinstance(path_or_url(text), Path) for text in inputs):
+        for text in (*inputs, str(out)):
+            if names_video(Path(text)):
+                raise ValueError(f"{text} is a video, which is not read from or written to URLs: copy it.")
+        return inputs, [], 0
     inputs = expand_videos(inputs)
     videos = [text for text in inputs if is_video(text, options.frames or names_video(out))]
     if videos and ray is not None:
@@ -279,10 +293,14 @@ def _without_videos(
     return [text for text in inputs if text not in videos], entries, code
 
 
-def _check_out(inputs: Sequence[str], out: Path) -> None:
-    """Refuse a video as the output of images."""
+def _check_out(inputs: Sequence[str], out: Path | URL, open_result: bool) -> None:
+    """Refuse a video as the output of images, and to open a URL."""
     from deepmrf.video.inputs import names_video
 
+    if not isinstance(out, Path):
+        if open_result:
+            raise ValueError(f"--open shows files of this machine: leave it out for results at {out}.")
+        return
     images = [
         path for text in inputs for path in ([text] if os.path.lexists(text) else glob.glob(text, recursive=True))
     ]
@@ -290,7 +308,7 @@ def _check_out(inputs: Sequence[str], out: Path) -> None:
         raise ValueError(f"{out} would be a video, but {images[0]} is an image: give a folder with --out.")
 
 
-def _show(report: PredictReport, out: Path, coco: Path | None, console: Console) -> None:
+def _show(report: PredictReport, out: Path | URL, coco: Path | None, console: Console) -> None:
     images = len(report.done) + len(report.earlier)
     if images:
         several = images > 1
@@ -310,7 +328,7 @@ def _show(report: PredictReport, out: Path, coco: Path | None, console: Console)
     say(_conclusion(report, out), console)
 
 
-def _conclusion(report: PredictReport, out: Path) -> str:
+def _conclusion(report: PredictReport, out: Path | URL) -> str:
     """The last line: what was written, or how many images were done, skipped and failed."""
     parts = [(len(report.done), "segmented"), (len(report.skipped), "there already"), (len(report.failed), "failed")]
     counts = ", ".join(f"{count} {state}" for count, state in parts if count)
@@ -326,12 +344,12 @@ def _conclusion(report: PredictReport, out: Path) -> str:
     return f"Nothing was segmented: {counts}."
 
 
-def _open(report: PredictReport, videos: Sequence[dict[str, Any]], out: Path, console: Console) -> None:
+def _open(report: PredictReport, videos: Sequence[dict[str, Any]], out: Path | URL, console: Console) -> None:
     """Open the result in the program that the system has for it; of several, open their folder."""
     paths = [image.files.overlay or image.files.labels for image in report.images]
     paths += [Path(video["overlay"] or video["labels"]) for video in videos]
     if len(paths) > 1:
-        paths = [out if out.is_dir() else out.parent]
+        paths = [out if Path(out).is_dir() else out.parent]
     for path in paths:
         if typer.launch(str(path)):
             warn([f"{path} could not be opened: this system names no program for it."], console)
@@ -343,6 +361,8 @@ def _check_json(option: str, path: Path) -> None:
 
     if is_special(path):
         return
+    if re.match(r"\w\w+:/", str(path)):
+        raise ValueError(f"{option} is written on this machine: name a file, such as {path.name or 'found.json'}.")
     if path.is_dir():
         raise ValueError(f"{option} {path} cannot be written: name a file, such as {path / 'found.json'}.")
     with suppress(OSError):

@@ -9,8 +9,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-ADDRESS = re.compile(r"auto|local|ray://\S+|\S+:\d+")
+from deepmrf.cli.console import fail
+
+ADDRESS = re.compile(r"auto|local|ray://\S+|[^/\s]+:\d+")
 """What may follow --ray as its address: auto, local, ray://HOST:PORT or HOST:PORT."""
+NEITHER = re.compile(r"(?!-)[^/:*?\[\s]*(?<!\.[A-Za-z]{3})(?<!\.[A-Za-z]{4})")
+"""A word that looks neither like an address nor like a file, a pattern or an option."""
 
 RayOption = Annotated[
     str | None,
@@ -32,6 +36,9 @@ class RayCommand(TyperCommand):
         if "--ray" in words[:end]:
             index = words.index("--ray")
             after = words[index + 1 : index + 2]
-            given = after if after and ADDRESS.fullmatch(after[0]) and not os.path.lexists(after[0]) else []
+            after = [word for word in after if not os.path.lexists(word)]
+            if after and NEITHER.fullmatch(after[0]) and not ADDRESS.fullmatch(after[0]):
+                fail(f"--ray {after[0]} is neither a file nor an address: give HOST:PORT, auto, or no address.")
+            given = after if after and ADDRESS.fullmatch(after[0]) else []
             words[index : index + 1 + len(given)] = [f"--ray={''.join(given)}"]
         return super().parse_args(ctx, words)

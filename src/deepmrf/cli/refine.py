@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,9 +65,9 @@ def _list_presets(name: str) -> str:
 
 
 def refine_command(
-    predictions: Annotated[Path, typer.Option(help="Folder of the network's predictions, or of masks.")],
-    images: Annotated[Path, typer.Option(help="Folder of the images.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the results into.")],
+    predictions: Annotated[str, typer.Option(help="Folder of the network's predictions, or of masks.")],
+    images: Annotated[str, typer.Option(help="Folder of the images.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="Folder to write the results into.")],
     mrf: Annotated[Path | None, typer.Argument(help="Folder that deepmrf fit wrote.")] = None,
     preset: Annotated[
         str,
@@ -102,30 +103,36 @@ def refine_command(
     process.prepare()
     console = Console()
     with sentences():
+        from deepmrf.data.remote import URL, path_or_url
         from deepmrf.predict.devices import chosen_device
         from deepmrf.refine.apply import refine
         from deepmrf.refine.opening import open_mrf, open_preset
+        from deepmrf.refine.remote import mirrored_folders
 
         if (mrf is None) == (not preset):
             raise ValueError("Give either a folder that deepmrf fit wrote, or a preset, such as --preset voc.")
         for option, value in {"--labels": labels, "--set": settings, "--soft-mask": soft_mask}.items():
             if mrf is not None and value not in (None, []):
                 raise ValueError(f"{option} is for a preset, and {mrf} has what was learned: leave {option} out.")
+        if preset and labels is None and not soft_mask and isinstance(path_or_url(predictions), URL):
+            raise ValueError("A preset does not read predictions at URLs to count labels: give --labels labels.json.")
         if ray is None:
             chosen_device(device)  # before the files are read
         else:
             from deepmrf.refine import cluster
         changes = _numbers(settings)
-        opened = open_mrf(mrf) if mrf else open_preset(preset, predictions, images, labels, changes, soft_mask)
-        model, label_set, label_ids = opened
-        with Bars(console) as bars:
+        with Bars(console) as bars, mirrored_folders(predictions, images, out) as folders:
+            places = folders.predictions, folders.images
+            opened = open_mrf(mrf) if mrf else open_preset(preset, *places, labels, changes, soft_mask)
+            model, label_set, label_ids = opened
             options: dict[str, Any] = {"probabilities": probabilities, "overwrite": overwrite, "device": device}
             options |= {"progress": bars.progress("refining"), "label_ids": label_ids, "gt_prob": gt_prob}
-            folders = predictions, images, out
             if ray is None:
-                report = refine(model, label_set, *folders, workers=workers, **options)
+                run = partial(folders.run, device=device, workers=workers)
+                report = refine(model, label_set, *folders, workers=workers, run=run, **options)
             else:
-                report = cluster.refine(model, label_set, *folders, address=ray or None, workers=workers, **options)
+                pool: dict[str, Any] = {"address": ray or None, "workers": workers}
+                report = cluster.refine_folders(model, label_set, folders, **pool, **options)
     warn([*report.notes, *(f"{stem}: {reason}" for stem, reason in report.failed)], console)
     counts = f"{len(report.done)} refined, {len(report.skipped)} there already, {len(report.failed)} failed"
     kinds = f" Predictions were read as {'; '.join(report.kinds)}." if report.kinds else ""

@@ -17,6 +17,7 @@ download     get: fetch a dataset from its publisher; publications has the addre
 weights      get_weights: ImageNet weights for recipes, from the Hugging Face hub
 extras       packages that some commands need, and how to install them
 writing      write files atomically
+remote       files at URLs, such as s3://bucket/photos: list, fetch, upload
 progress     Progress: how long work reports how far it is
 """
 

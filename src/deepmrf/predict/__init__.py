@@ -4,6 +4,7 @@ segmenter   `deepmrf.load`: a model by name, ready for images of every kind
 result      Segmentation: the labels of one image
 regions     connected regions of a label map; label maps without small or unsure ones
 pipeline    many image files: read ahead, compute, write behind
+remote      images and results at URLs: fetch, segment, upload
 polygons    outlines of the regions, exact to the pixel
 coco        the regions of label maps as COCO's JSON
 report      PredictReport: what became of the files

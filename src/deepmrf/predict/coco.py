@@ -25,6 +25,7 @@ from deepmrf.data.colours import BACKGROUND
 from deepmrf.data.files import decoded
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
+from deepmrf.data.remote import URL, local_copy
 from deepmrf.data.writing import replacing
 from deepmrf.predict.polygons import Polygon, find_polygons
 from deepmrf.predict.report import ImageReport
@@ -42,7 +43,7 @@ def write_coco(path: Path, images: Sequence[ImageReport], labels: LabelSet, prog
         for number, (image, name) in enumerate(zip(images, names, strict=True), 1):
             height, width = image.size
             described.append({"id": number, "file_name": name, "width": width, "height": height})
-            with decoded(image.files.labels, height * width) as picture:
+            with local_copy(image.files.labels) as copy, decoded(copy, height * width) as picture:
                 label_map = np.array(picture)
             for annotation in _annotations(label_map, labels, ids):
                 count += 1
@@ -80,7 +81,7 @@ def _shape(polygon: Polygon) -> dict[str, Any]:
     return {"segmentation": [ring], "area": polygon.area, "bbox": list(polygon.box())}
 
 
-def _file_names(paths: Sequence[Path]) -> list[str]:
+def _file_names(paths: Sequence[Path | URL]) -> list[str]:
     """The paths below the folder that all lie in."""
     absolute = [os.path.abspath(path) for path in paths]
     try:

@@ -16,28 +16,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from deepmrf.data.files import SUFFIXES
-from deepmrf.predict.notes import OVERLAY, is_result
+from deepmrf.data.remote import URL
+from deepmrf.predict.notes import OVERLAY, image_key, is_result
 
 IMAGE_ENDINGS = (*SUFFIXES, ".jfif", ".pgm", ".pbm", ".pnm", ".avif", ".jp2")
 """A file in a folder counts as an image by its ending; a file that is named is tried whatever its ending."""
 MAX_NAME_BYTES = 200
 """Bytes of a result's name before its ending: file systems allow 255 in all."""
 
-Failure = tuple[Path, str]
+Failure = tuple[Path | URL, str]
 """A file, and in one sentence why it could not be segmented."""
+AnyPath = TypeVar("AnyPath", bound=Path | URL, covariant=True)
 
 
 @dataclass(frozen=True)
-class ResultFiles:
+class ResultFiles(Generic[AnyPath]):
     """The result files of one image; None for those that are not wanted."""
 
-    labels: Path
-    overlay: Path | None
-    probabilities: Path | None
+    labels: AnyPath
+    overlay: AnyPath | None
+    probabilities: AnyPath | None
 
-    def all(self) -> list[Path]:
+    def all(self) -> list[AnyPath]:
         """The files that are wanted."""
         return [path for path in (self.labels, self.overlay, self.probabilities) if path is not None]
 
@@ -52,8 +55,14 @@ class ImageFile:
 
     path: Path
     target: str
+    version: str = ""
+    """The key of a file that was fetched from a URL."""
 
-    def results(self, folder: Path, overlay: bool, probabilities: bool) -> ResultFiles:
+    def key(self) -> str:
+        """A few letters that differ for other files, and for this one once it has changed."""
+        return self.version or image_key(self.path)
+
+    def results(self, folder: Path, overlay: bool, probabilities: bool) -> ResultFiles[Path]:
         """Where its results go."""
         labels, painted, numbers = (folder / f"{self.target}{ending}" for ending in (".png", OVERLAY, ".npz"))
         return ResultFiles(labels, painted if overlay else None, numbers if probabilities else None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import zipfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -23,6 +22,8 @@ OVERLAY = "_overlay.jpg"
 """How the name of an overlay ends."""
 HEADER_BYTES = 16384
 """Bytes at the start of a file in which palette, texts and comments lie."""
+TAIL_BYTES = 22 + len(FIELD)
+"""Bytes at the end of an archive that end with our comment, after ZIP's end record."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,9 @@ def _is_overlay(path: Path, comment: str = FIELD) -> bool:
 
 
 def _is_probabilities(path: Path) -> bool:
-    with suppress(OSError, ValueError, zipfile.BadZipFile), reading(path), zipfile.ZipFile(path) as file:
-        return file.comment == FIELD.encode()
+    """Did deepmrf write this archive? Reads its last bytes alone, which hold its comment."""
+    with suppress(OSError, ValueError), reading(path), path.open("rb") as file:
+        file.seek(-TAIL_BYTES, os.SEEK_END)
+        tail = file.read()
+        return tail.startswith(b"PK\5\6") and tail.endswith(FIELD.encode())
     return False

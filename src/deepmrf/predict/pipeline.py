@@ -24,7 +24,7 @@ from deepmrf.data.progress import Progress, no_progress
 from deepmrf.ops.jobs import compiled_before
 from deepmrf.predict.ahead import WorkQueue
 from deepmrf.predict.files import ImageFile, ResultFiles, check_targets, find_images, output_folder
-from deepmrf.predict.notes import Note, image_key, is_overlay, not_ours, read_note
+from deepmrf.predict.notes import Note, is_overlay, not_ours, read_note
 from deepmrf.predict.report import ImageReport, PredictReport
 from deepmrf.predict.result import Segmentation, class_shares
 from deepmrf.predict.segmenter import Segmenter
@@ -63,6 +63,8 @@ class Options:
 
 Run = Callable[[Segmenter, Sequence[ImageFile], Path, Options, Progress], PredictReport]
 """Segments the images and writes the results below a folder."""
+Publish = Callable[[ResultFiles[Path]], None]
+"""Does something with the files of an image once they are written; an OSError is one of writing them."""
 
 
 def segment_files(
@@ -100,17 +102,21 @@ def segment_images(
     progress: Progress = no_progress,
     tile_progress: Progress = no_progress,
     total: int = 0,
+    publish: Publish | None = None,
 ) -> PredictReport:
     """Segment every image and write its results below the folder. Ctrl-C stops with complete files only.
 
     total: images of the run, where these are a part of it: they decide which kernels are used.
+    publish: called with the files of each image.
     """
     options = options or Options()
     check_targets(images, folder)
     folder.mkdir(parents=True, exist_ok=True)
     reading, writing = WorkQueue[_Job, Bytes](READERS), WorkQueue[_Job, _Written](WRITERS)
     with reading, writing, kernels_for(segmenter, total or len(images)):
-        pipeline = _Pipeline(segmenter, folder, options, reading, writing, progress, tile_progress, len(images))
+        pipeline = _Pipeline(
+            segmenter, folder, options, reading, writing, progress, tile_progress, len(images), publish
+        )
         try:
             progress(0, len(images))
             for image in images:
@@ -131,12 +137,34 @@ def kernels_for(segmenter: Segmenter, images: int) -> AbstractContextManager[Non
     return ops.use("torch") if single and small_windows and small_image and not compiled_before() else nullcontext()
 
 
+def noted_result(
+    segmenter: Segmenter, image: ImageFile, files: ResultFiles[Path], legend: bool
+) -> tuple[Note, tuple[int, int]] | None:
+    """The note and the (height, width) of results of this very image by this model with these settings, if all exist.
+
+    legend: of the overlay.
+    """
+    noted = read_note(files.labels)
+    if noted is None:
+        return None
+    note, size = noted
+    try:
+        same = (note.by, note.of) == (segmenter.identity, image.key())
+    except OSError:
+        return None
+    present = set(files.beside()) <= set(note.beside) and all(file.is_file() for file in files.all())
+    if files.overlay is not None and not is_overlay(files.overlay, legend):
+        return None
+    complete = len(note.pixels) == len(note.confidences) == len(segmenter.labels.names)
+    return (note, size) if same and present and complete else None
+
+
 @dataclass(frozen=True)
 class _Job:
     """An image under way."""
 
     path: Path
-    files: ResultFiles
+    files: ResultFiles[Path]
     pixels: int
     key: str
     """Of the image file as it was before it was read."""
@@ -159,10 +187,11 @@ class _Pipeline:
         progress: Progress,
         tile_progress: Progress,
         total: int,
+        publish: Publish | None,
     ) -> None:
         self.segmenter, self.folder, self.options = segmenter, folder, options
         self.reading, self.writing = reading, writing
-        self.progress, self.tile_progress, self.total = progress, tile_progress, total
+        self.progress, self.tile_progress, self.total, self.publish = progress, tile_progress, total, publish
         self.waiting: dict[tuple[int, ...], _Group] = {}
         self.pixels_in_memory = 0
         self.limit = BATCHES_AHEAD * options.batch
@@ -175,15 +204,15 @@ class _Pipeline:
     def add(self, image: ImageFile) -> None:
         """Begin to read an image, once there is room for it."""
         files = image.results(self.folder, self.options.overlay, self.options.probabilities)
-        if not self.options.overwrite and self._done_earlier(image.path, files):
-            return self._tell()
+        if not self.options.overwrite and (noted := noted_result(self.segmenter, image, files, self.options.legend)):
+            return self._take_earlier(image.path, files, *noted)
         try:
             if not self.options.overwrite and (other := not_ours(files.labels, files.all()[1:])) is not None:
                 raise ValueError(
                     f"{other} is there, and deepmrf predict did not write it: overwrite it, or choose another folder."
                 )
             height, width, animated = image_size(image.path, self.segmenter.max_pixels)
-            key = image_key(image.path)
+            key = image.key()
         except (OSError, ValueError) as error:
             return self._fail(image.path, error)
         if animated:
@@ -195,26 +224,13 @@ class _Pipeline:
         job = _Job(image.path, files, pixels, key)
         self.reading.put(job, read_image, image.path, self.segmenter.max_pixels)
 
-    def _done_earlier(self, path: Path, files: ResultFiles) -> bool:
-        """Are all results there, of this very image, by this model with these settings? Then they count."""
-        noted = read_note(files.labels)
-        if noted is None:
-            return False
-        note, size = noted
-        try:
-            same = (note.by, note.of) == (self.segmenter.identity, image_key(path))
-        except OSError:
-            return False
-        present = set(files.beside()) <= set(note.beside) and all(file.is_file() for file in files.all())
-        if files.overlay is not None and not is_overlay(files.overlay, self.options.legend):
-            return False
-        if not same or not present or not len(note.pixels) == len(note.confidences) == len(self.report.names):
-            return False
+    def _take_earlier(self, path: Path, files: ResultFiles[Path], note: Note, size: tuple[int, int]) -> None:
+        """Count the results of an earlier run."""
         pixels, sums = np.array(note.pixels, np.int64), np.array(note.confidences)
         report = ImageReport(path, files, size, class_shares(self.report.names, pixels, sums))
         self.report.earlier.append(report)
         self.report.add(pixels, sums)
-        return True
+        self._tell()
 
     def step(self) -> None:
         """Do the oldest thing that can be done: compute what was read, then what waits, then wait for the writers."""
@@ -259,7 +275,7 @@ class _Pipeline:
             self.pixels_in_memory -= job.pixels
             return self._fail(job.path, error)
         for (job, _), result in zip(group, results, strict=True):
-            self.writing.put(job, _write, job, result, self.segmenter.identity, self.options.legend)
+            self.writing.put(job, _write, job, result, self.segmenter.identity, self.options.legend, self.publish)
 
     def _finish_oldest(self) -> None:
         """Wait until the oldest result is written, and report it."""
@@ -295,7 +311,7 @@ class _Pipeline:
         self.progress(len(report.done) + len(report.earlier) + len(report.failed), self.total)
 
 
-def _write(job: _Job, result: Segmentation, identity: str, legend: bool) -> _Written:
+def _write(job: _Job, result: Segmentation, identity: str, legend: bool, publish: Publish | None = None) -> _Written:
     """Write the files of one image, the label map last: where it is, all is."""
     if job.files.overlay is not None:
         result.save_overlay(job.files.overlay, legend=legend)
@@ -304,5 +320,7 @@ def _write(job: _Job, result: Segmentation, identity: str, legend: bool) -> _Wri
     pixels, sums = result.totals()
     note = Note(identity, job.key, job.files.beside(), tuple(pixels.tolist()), tuple(np.round(sums, 6).tolist()))
     result.save_labels(job.files.labels, note.text())
+    if publish is not None:
+        publish(job.files)
     height, width = result.labels.shape
     return ImageReport(job.path, job.files, (height, width), class_shares(result.names, pixels, sums)), pixels, sums

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deepmrf.data.remote import URL
 from deepmrf.predict.files import Failure, ResultFiles
 from deepmrf.predict.result import ClassShare, ClassTotals
 
@@ -15,8 +16,8 @@ from deepmrf.predict.result import ClassShare, ClassTotals
 class ImageReport:
     """The result of one image."""
 
-    path: Path
-    files: ResultFiles
+    path: Path | URL
+    files: ResultFiles[Path | URL]
     size: tuple[int, int]
     """(height, width)."""
     classes: list[ClassShare]
@@ -37,12 +38,12 @@ class PredictReport(ClassTotals):
     earlier: list[ImageReport] = field(default_factory=list)
     """Images that an earlier run has done."""
     failed: list[Failure] = field(default_factory=list)
-    animated: list[Path] = field(default_factory=list)
+    animated: list[Path | URL] = field(default_factory=list)
     """Files of several frames, of which the first was taken."""
     interrupted: bool = False
 
     @property
-    def skipped(self) -> list[Path]:
+    def skipped(self) -> list[Path | URL]:
         """The images whose results were there already."""
         return [image.path for image in self.earlier]
 

@@ -11,7 +11,9 @@ report        the MRF and its scores; saving them
 opening       the MRF to refine with: a saved one, or a preset
 presets       dense CRFs by name, with changed numbers
 cluster       `deepmrf.cluster`: predictions, and refining them, shared between the machines of a Ray cluster
+address       is there a Ray cluster at this address?
 apply         refine a folder of predictions with an MRF
+remote        predictions and results at URLs: fetch, refine, upload
 results       write refined label maps and probabilities
 examples      the images that a fit learns from
 matching      predictions, images and masks of one name

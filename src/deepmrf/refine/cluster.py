@@ -1,13 +1,14 @@
 """Segment and refine on a Ray cluster: many processes, on one machine or on many, share the images of a run.
 
     deepmrf.cluster.predict(["photos"], "segmented", model="animals")         # all processors of this machine
-    deepmrf.cluster.predict("/nfs/photos", "/nfs/out", address="auto")        # all machines of a cluster
+    deepmrf.cluster.predict("s3://b/photos", "s3://b/out", address="auto")    # all machines of a cluster
 
 Ray Data holds a pool of workers, each a process with the model, and hands them shares of the images. A worker runs
 predict/pipeline.py or refine/apply.py over its shares, so that files, notes and messages are those of one machine. A
 worker that dies is started again and its share with it: what is written stays, as in a second run.
 
-The machines need deepmrf and the same paths: a shared file system. The model travels from the driver.
+The machines need deepmrf and the same files: a shared file system, or URLs such as s3://bucket/photos, of which a
+worker fetches its shares (predict/remote.py, refine/remote.py). The model travels from the driver.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import copy
 import logging
 import math
 import os
+import platform
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,24 +26,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deepmrf.data.extras import optional
-from deepmrf.data.files import image_size
+from deepmrf.data.files import image_size, one_line
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
+from deepmrf.data.remote import Names
 from deepmrf.layers import MeanField
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.files import ImageFile, check_targets
-from deepmrf.predict.pipeline import Options, segment_files, segment_images
+from deepmrf.predict.pipeline import Options, segment_files
+from deepmrf.predict.remote import MAX_IMAGES_PER_SHARE, mirrored, segment_share
 from deepmrf.predict.report import PredictReport
 from deepmrf.predict.segmenter import Segmenter, load
-from deepmrf.refine.apply import Refinement, RefineReport, refine_files
+from deepmrf.refine.address import check_address
+from deepmrf.refine.apply import Refinement, RefineReport
 from deepmrf.refine.apply import refine as refine_folder
 from deepmrf.refine.matching import MatchedFiles
 from deepmrf.refine.predictions import Folder
+from deepmrf.refine.remote import Folders, merged, mirrored_folders, refine_share
 
 __all__ = ["predict", "refine"]
 
-MAX_IMAGES_PER_SHARE = 32
-"""Images that a worker gets at a time. Its report comes back when all of them are done."""
 SHARES_PER_WORKER = 8
 """At least so many shares for each worker, so that all of them end at about the same time."""
 THREADS_READING_SIZES = 8
@@ -70,27 +74,29 @@ def predict(
     pool = _Pool(address, workers, device)
     segmenter = copy.deepcopy(model).to("cpu") if isinstance(model, Segmenter) else load(model, device="cpu")
     inputs = [paths] if isinstance(paths, str | os.PathLike) else paths
+    with mirrored(inputs, out, recursive) as places:
 
-    def run(
-        segmenter: Segmenter, images: Sequence[ImageFile], folder: Path, options: Options, progress: Progress
-    ) -> PredictReport:
-        check_targets(images, folder)
-        work = _Predict(segmenter, folder, options, len(images))
-        report = PredictReport(segmenter.labels.names)
-        ordered = _by_size(images, segmenter.max_pixels) if options.batch > 1 else images
-        try:
-            for part in pool.run(work, ordered, options.batch):
-                report.merge(part)
-                progress(len(report.images) + len(report.failed), len(images))
-        except KeyboardInterrupt:
-            report.interrupted = True
-        order = {image.path: number for number, image in enumerate(images)}
-        for results in (report.done, report.earlier):
-            results.sort(key=lambda result: order[result.path])
-        report.failed.sort(key=lambda failure: order[failure[0]])
-        return report
+        def run(
+            segmenter: Segmenter, images: Sequence[ImageFile], folder: Path, options: Options, progress: Progress
+        ) -> PredictReport:
+            check_targets(images, folder)
+            work = _Predict(segmenter, folder, options, len(images), places.names)
+            report = PredictReport(segmenter.labels.names)
+            ordered = _by_size(images, segmenter.max_pixels) if options.batch > 1 else images
+            try:
+                for part in pool.run(work, places.versioned(ordered), options.batch):
+                    report.merge(part)
+                    progress(len(report.images) + len(report.failed), len(images))
+            except KeyboardInterrupt:
+                report.interrupted = True
+            order = {places.names.shown(image.path): number for number, image in enumerate(images)}
+            for results in (report.done, report.earlier):
+                results.sort(key=lambda result: order[result.path])
+            report.failed.sort(key=lambda failure: order[failure[0]])
+            return report
 
-    return segment_files(segmenter, inputs, Path(out), options, progress, recursive, run=run)
+        report = segment_files(segmenter, places.inputs, places.out, options, progress, recursive, run=run)
+        return places.finished(report)
 
 
 def refine(
@@ -110,19 +116,35 @@ def refine(
 
     options: those of deepmrf.refine.apply.refine.
     """
+    with mirrored_folders(predictions, images, out) as folders:
+        pool: dict[str, Any] = {"address": address, "workers": workers, "device": device}
+        return refine_folders(mrf, labels, folders, progress=progress, **pool, **options)
+
+
+def refine_folders(
+    mrf: MeanField,
+    labels: LabelSet,
+    folders: Folders,
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    device: str | None = None,
+    progress: Progress = no_progress,
+    **options: Any,
+) -> RefineReport:
+    """The same with folders that are mirrored already."""
     pool = _Pool(address, workers, device or "cpu")
 
     def run(refinement: Refinement, files: Sequence[MatchedFiles], progress: Progress) -> RefineReport:
         parts: list[RefineReport] = []
         finished = 0
-        for part in pool.run(_Refine(refinement), files):
+        for part in pool.run(_Refine(refinement, folders.names), files):
             parts.append(part)
             finished += len(part.done) + len(part.skipped) + len(part.failed)
             progress(finished, len(files))
-        names = ("done", "skipped", "failed", "notes", "kinds")
-        return RefineReport(*(tuple(sorted({x for part in parts for x in getattr(part, name)})) for name in names))
+        return merged(parts)
 
-    return refine_folder(mrf, labels, predictions, images, out, progress=progress, run=run, **options)
+    return refine_folder(mrf, labels, *folders, progress=progress, run=run, **options)
 
 
 @dataclass
@@ -134,12 +156,13 @@ class _Predict:
     options: Options
     total: int
     """Images of all shares."""
+    names: Names
 
     def to(self, device: str) -> None:
         self.segmenter.to(device)
 
     def __call__(self, images: Sequence[ImageFile]) -> PredictReport:
-        return segment_images(self.segmenter, images, self.folder, self.options, total=self.total)
+        return segment_share(self.segmenter, images, self.folder, self.options, self.total, self.names)
 
 
 @dataclass
@@ -147,13 +170,14 @@ class _Refine:
     """Refines a share of the predictions."""
 
     refinement: Refinement
+    names: Names
     device: str = "cpu"
 
     def to(self, device: str) -> None:
         self.device = device
 
     def __call__(self, files: Sequence[MatchedFiles]) -> RefineReport:
-        return refine_files(self.refinement, files, device=self.device, workers=1)
+        return refine_share(self.refinement, files, self.names, self.device, workers=1)
 
 
 def _by_size(images: Sequence[ImageFile], max_pixels: int) -> list[ImageFile]:
@@ -187,6 +211,8 @@ class _Pool:
             raise ValueError(f"workers={self.workers!r} must be at least 1.")
         if self.device not in (None, "cpu", "cuda"):
             raise ValueError(f"device={self.device!r} is unknown: choose 'cpu' or 'cuda'.")
+        if not self.ray.is_initialized():
+            check_address(self.address)
 
     def run(self, work: Any, items: Sequence[T], batch: int = 1) -> Iterator[Any]:
         """Yield work(share) for shares of the items, in the order in which they are finished."""
@@ -199,6 +225,7 @@ class _Pool:
             workers = self.workers or gpus or max(1, int(resources.get("CPU", 1)))
             shares = _shares(items, workers, batch)
             workers = min(workers, len(shares))
+            workers_per_gpu = math.ceil(workers / gpus) if gpus else 0  # Ray gives a worker no parts of two GPUs
             rows = [{"share": ray.cloudpickle.dumps(share)} for share in shares]
             dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
             dataset.context.enable_progress_bars = False
@@ -211,7 +238,7 @@ class _Pool:
                     min_size=1, max_size=workers, initial_size=workers, max_tasks_in_flight_per_actor=2
                 ),
                 num_cpus=1,
-                num_gpus=min(1.0, gpus / workers),  # several workers may share a GPU
+                num_gpus=1 / workers_per_gpu if gpus else 0,
             )
             try:
                 for row in results.iter_rows():
@@ -220,7 +247,7 @@ class _Pool:
                         raise result
                     yield result
             except ray.exceptions.RayError as error:
-                raise OSError(f"The Ray cluster failed: {str(error).splitlines()[0]}") from error
+                raise OSError(f"The Ray cluster failed: {one_line(error)}.") from error
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
@@ -229,8 +256,10 @@ class _Pool:
             return
         try:
             self.ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise OSError(f"No Ray cluster answers at {self.address}: {str(error).splitlines()[0]}") from error
+        except (ConnectionError, ValueError, RuntimeError, ImportError, self.ray.exceptions.RayError) as error:
+            cluster = "Ray does not start here" if self.address in (None, "local") else f"No cluster at {self.address}"
+            token = "; if it has a token, set RAY_AUTH_MODE=token" if ":" in (self.address or "") else ""
+            raise OSError(f"{cluster}: {one_line(error)}{token}.") from error
         try:
             yield
         finally:
@@ -254,12 +283,16 @@ class _Worker:
             os.chdir(folder)
         sys.path += [entry for entry in path if entry not in sys.path]  # the code of an own network
         self.pickle = ray.cloudpickle
-        self.work = self.pickle.loads(work)
-        self.work.to(device)
+        self.failure: Exception | None = None
+        try:
+            self.work = self.pickle.loads(work)
+            self.work.to(device)
+        except Exception as error:  # Ray would start a worker that fails here again and again
+            self.failure = OSError(f"A worker on {platform.node()} does not start: {one_line(error)}.")
 
     def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
         try:
-            result = self.work(self.pickle.loads(row["share"]))
+            result = self.failure or self.work(self.pickle.loads(row["share"]))
         except Exception as error:  # a full disk, for example: the driver raises it
             result = error
         return {"result": self.pickle.dumps(result)}
