@@ -72,6 +72,11 @@ def accumulator(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
+def unit_features(features: Tensor, dtype: torch.dtype) -> Tensor:
+    """Features as real numbers: 8-bit ones become value / 255."""
+    return features.to(dtype) / 255 if features.dtype == torch.uint8 else features.to(dtype)
+
+
 def at_frame(x: Tensor, frame: int) -> Tensor:
     """The pixels to compute results for: maps (B, C, *S), or one frame of them, (B, C, 1, *S[1:])."""
     return x if frame == ALL else x.narrow(2, frame, 1)

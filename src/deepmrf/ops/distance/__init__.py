@@ -34,6 +34,7 @@ from deepmrf.ops.window import (
     empty_penalty,
     of_all_frames,
     reaches,
+    unit_features,
 )
 
 
@@ -77,11 +78,6 @@ def distance_penalty_reference(
 def maps(features: Tensor) -> list[Tensor]:
     """The features one by one, (B, 1, *S) each; none of them if there are none."""
     return [features[:, f : f + 1] for f in range(features.shape[1])]
-
-
-def unit_features(features: Tensor, dtype: torch.dtype) -> Tensor:
-    """Features as real numbers: 8-bit ones become value / 255."""
-    return features.to(dtype) / 255 if features.dtype == torch.uint8 else features.to(dtype)
 
 
 def _centred(features: Tensor, dtype: torch.dtype) -> Tensor:

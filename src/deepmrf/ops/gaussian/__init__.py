@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops.distance import unit_features
 from deepmrf.ops.registry import Implementation, Operator, Pair, needs_gradient
 from deepmrf.ops.window import (
     ALL,
@@ -34,6 +33,7 @@ from deepmrf.ops.window import (
     overlap,
     reaches,
     take_frame,
+    unit_features,
 )
 
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.ops.distance import unit_features
 from deepmrf.ops.gaussian import Arguments
 from deepmrf.ops.jobs import empty, run_jobs, suits_window_sums
 from deepmrf.ops.registry import Implementation, Pair
-from deepmrf.ops.window import ALL, image_window, take_frame, touched
+from deepmrf.ops.window import ALL, image_window, take_frame, touched, unit_features
 
 ROWS_PER_JOB = 9
 """A multiple of the rows that share their neighbours."""
