@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from deepmrf.flow import Flow, between, cached, estimate, read_flo, warp
-from deepmrf.flow.files import UNKNOWN_FLOW
+from deepmrf.flow.estimation import UNKNOWN_FLOW
 
 ROOT = Path(os.environ.get("DEEPMRF_DATA") or Path(__file__).parents[2].parent / "shared" / "data") / "flow"
 need_whale = pytest.mark.skipif(not (ROOT / "RubberWhale.flo").is_file(), reason="RubberWhale is not here")

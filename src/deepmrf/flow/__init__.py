@@ -8,13 +8,11 @@ A flow (2, H, W) holds (x, y) in pixels: pixel j of one frame is at j + flow(j) 
 
 warping       warp a tensor along a flow; test which flows are reliable; compose two flows
 clip          Flow: the flows of a clip in both directions, and trajectories over several frames
-estimation    estimate flow by OpenCV's DIS or any function of two frames; cache it on disk
-files         read Middlebury's .flo files
+estimation    estimate flow by OpenCV's DIS or any function of two frames; cache it on disk; read .flo files
 """
 
 from deepmrf.flow.clip import Flow, join
-from deepmrf.flow.estimation import between, cached, estimate
-from deepmrf.flow.files import read_flo
+from deepmrf.flow.estimation import between, cached, estimate, read_flo
 from deepmrf.flow.warping import compose, consistent, inside, warp
 
 __all__ = ["Flow", "between", "cached", "compose", "consistent", "estimate", "inside", "join", "read_flo", "warp"]

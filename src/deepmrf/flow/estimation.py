@@ -1,4 +1,4 @@
-"""Estimate optical flow by OpenCV's DIS or any function of two frames, and cache it on disk.
+"""Estimate optical flow by OpenCV's DIS or any function of two frames, cache it on disk, read Middlebury's .flo files.
 
 A frame is uint8 RGB (H, W, 3); the flow from one frame to another is (H, W, 2): x and y in pixels.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -25,6 +26,10 @@ Method = Literal["dis"] | Callable[[Array, Array], Array]
 """How flow is estimated: OpenCV's DIS, or a function of two uint8 frames (H, W, 3) that returns (H, W, 2)."""
 MIN_SIDE_FOR_DIS = 32
 """Smaller frames are padded to this many pixels per side: DIS needs a pyramid of a few levels."""
+FLO_NUMBER = 202021.25
+"""The first number of every .flo file."""
+UNKNOWN_FLOW = 1e9
+"""Larger values in .flo files mean that the true flow is unknown."""
 
 
 def estimate(frames: Array | Tensor, method: Method = "dis") -> Flow:
@@ -127,3 +132,20 @@ def _read_pair(path: Path, checksum: Array, size: tuple[int, ...]) -> Array | No
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
     return flow if flow.shape == (2, 2, *size) and np.array_equal(saved_checksum, checksum) else None
+
+
+def read_flo(path: Path | str) -> Array:
+    """Read the flow (H, W, 2), in pixels, of a .flo file; values above UNKNOWN_FLOW are unknown.
+
+    Little-endian: the float32 FLO_NUMBER; width and height as int32; float32 (x, y) of each pixel, in rows.
+    """
+    content = Path(path).read_bytes()
+    number, width, height = struct.unpack("<fii", content[:12]) if len(content) >= 12 else (0, 0, 0)
+    if number != FLO_NUMBER:
+        raise ValueError(f"{path} is no .flo file: it does not begin with the number {FLO_NUMBER}, so pass another.")
+    if width < 1 or height < 1 or len(content) != 12 + 8 * width * height:
+        raise ValueError(
+            f"{path} says it holds {width} x {height} pixels, but has {len(content)} bytes instead of "
+            f"12 + 8 per pixel: copy it again."
+        )
+    return np.frombuffer(content, "<f4", offset=12).reshape(height, width, 2).astype(np.float32)
