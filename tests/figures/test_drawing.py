@@ -7,8 +7,8 @@ import sys
 import pytest
 from PIL import Image
 
-from deepmrf.figures.bars import stage_bars
 from deepmrf.figures.drawing import COLUMN_INCHES, DOTS_PER_INCH, label_name, save
+from deepmrf.figures.steps import stage_bars
 
 SCORES = {"unary": {"TA": 0.5}, "joint": {"TA": 0.75}}
 

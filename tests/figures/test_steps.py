@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deepmrf.data.labels import CAMVID
-from deepmrf.figures.steps import changed_pixels, changes, steps
+from deepmrf.figures.steps import changed_pixels, changes, stage_bars, steps
 
 pytest.importorskip("matplotlib")
 ROAD, CAR, SKY = (CAMVID.names.index(name) for name in ("road", "car", "sky"))
@@ -61,3 +61,17 @@ def test_every_step_is_drawn(maps, with_truth, texts, readable):
 
 def test_nothing_changed(maps, readable):
     readable(steps(np.zeros((30, 40, 3), np.uint8), maps[:1], CAMVID))
+
+
+def test_bars_are_as_high_as_the_scores(texts, readable):
+    stages = ("unary", "triple penalty", "label contexts", "joint")
+    scores = {stage: {"TA": 1.0, "LA": 0.5 + n / 100, "BA": 0.861} for n, stage in enumerate(stages)}
+    figure = stage_bars(scores)
+    axes = figure.axes[0]
+    for number, bars in enumerate(axes.containers):
+        assert [bar.get_height() for bar in bars] == pytest.approx([100, 50 + number, 86.1])
+        assert [bar.get_y() for bar in bars] == [0, 0, 0]
+    written = [text.get_text() for text in texts(figure)]
+    assert {"50.0", "51.0", "52.0", "53.0", *stages} <= {*written}
+    assert written.count("86.1") == 4
+    readable(figure)

@@ -24,10 +24,9 @@ from deepmrf.data.writing import write_text
 from deepmrf.evaluation.steps import LayerSteps, context_weight, layer_steps, stage_scores, window_kernel
 from deepmrf.figures import contexts as context_figures
 from deepmrf.figures import overlay, pages
-from deepmrf.figures.bars import stage_bars
 from deepmrf.figures.contexts import Floats, Pair
 from deepmrf.figures.drawing import LABEL_OPACITY, Figure, save
-from deepmrf.figures.steps import steps
+from deepmrf.figures.steps import stage_bars, steps
 from deepmrf.figures.window import penalty_window
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.pipeline import kernels_for

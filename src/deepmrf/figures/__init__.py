@@ -3,12 +3,11 @@
 overlays      label maps over their image, legends, pictures side by side; by Pillow
 drawing       the style of all figures below, and their files, PNG and SVG; by matplotlib
 contexts      label compatibility, contextual patterns, the context that won at each pixel
-steps         what each layer made of an image, and which pixels changed
-bars          scores by stage
+steps         what each layer made of an image, and which pixels changed; scores by stage
 window        b12's window at a pixel, and its weights
 pages         HTML pages of pictures
 
-The functions of contexts, steps, bars and window take arrays, compute nothing of a model, and return a matplotlib
+The functions of contexts, steps and window take arrays, compute nothing of a model, and return a matplotlib
 figure; `drawing.save` writes it.
 """
 

@@ -19,18 +19,8 @@ from numpy.typing import NDArray
 
 from deepmrf.data.colours import distinct_colours
 from deepmrf.data.files import Bytes
-from deepmrf.figures.drawing import (
-    COLUMN_INCHES,
-    FAVOURED_MAP,
-    SMALL_POINTS,
-    Figure,
-    add_legend,
-    extent,
-    label_name,
-    new_figure,
-    show_picture,
-    styled,
-)
+from deepmrf.figures import drawing
+from deepmrf.figures.drawing import Figure, label_name, styled
 
 Floats = NDArray[np.floating]
 Ids = NDArray[np.integer]
@@ -116,13 +106,13 @@ def compatibility(totals: Floats, names: Sequence[str], frame: int = 0) -> Figur
     figure is not symmetric. frame: -1 where the row's label is in the frame before.
     """
     count = len(names)
-    figure = new_figure(COLUMN_INCHES * 0.93)
+    figure = drawing.new_figure(drawing.COLUMN_INCHES * 0.93)
     axes = figure.add_subplot()
-    limit = extent(totals)
-    picture = axes.imshow(totals, interpolation="nearest", cmap=FAVOURED_MAP, vmin=-limit, vmax=limit)
+    limit = drawing.extent(totals)
+    picture = axes.imshow(totals, interpolation="nearest", cmap=drawing.FAVOURED_MAP, vmin=-limit, vmax=limit)
     axes.set_xticks(range(count), [label_name(name) for name in names], rotation=90)
     axes.set_yticks(range(count), [label_name(name) for name in names])
-    size = SMALL_POINTS if count <= ROWS_PER_MARK else SMALL_POINTS * ROWS_PER_MARK / count
+    size = drawing.SMALL_POINTS if count <= ROWS_PER_MARK else drawing.SMALL_POINTS * ROWS_PER_MARK / count
     axes.tick_params(labelsize=size)
     axes.set(ylabel="when this label is there" if not frame else "when this label was there one frame before")
     axes.set(xlabel="this label gains around it")
@@ -131,7 +121,7 @@ def compatibility(totals: Floats, names: Sequence[str], frame: int = 0) -> Figur
             dark = totals[row, column] > 0.6 * limit
             axes.text(column, row, "+", ha="center", va="center", color="white" if dark else "black", fontsize=size)
     bar = figure.colorbar(picture, ax=axes, shrink=0.8, pad=0.02)
-    bar.set_label("penalised   |   favoured", fontsize=SMALL_POINTS)
+    bar.set_label("penalised   |   favoured", fontsize=drawing.SMALL_POINTS)
     return figure
 
 
@@ -153,12 +143,12 @@ def patterns(
     """
     contexts, (height, width) = gains.shape[2], gains.shape[3:]
     columns = contexts + 1 + (arrangements is not None)
-    cell = (COLUMN_INCHES - 0.62) / columns
-    figure = new_figure(len(pairs) * (cell + 0.05) + 0.35)
+    cell = (drawing.COLUMN_INCHES - 0.62) / columns
+    figure = drawing.new_figure(len(pairs) * (cell + 0.05) + 0.35)
     grid = figure.subplots(len(pairs), columns, squeeze=False)
     figure.get_layout_engine().set(w_pad=0.01, h_pad=0.01, wspace=0.0, hspace=0.0)
     shown = np.stack([gains[pair] for pair in pairs])  # (P, K, h, w)
-    limit = extent(shown)
+    limit = drawing.extent(shown)
     titles = ["context 1", *[str(k + 1) for k in range(1, contexts)], "mean", "in images"]
     centre = (width - 1 - width // 2, height - 1 - height // 2)
     for row, (a, b) in enumerate(pairs):
@@ -167,25 +157,28 @@ def patterns(
         maps += [] if arrangements is None else [arrangements[row]]
         for column, values in enumerate(maps):
             axes = grid[row][column]
-            scale = limit if column <= contexts else extent(np.nan_to_num(values))
+            scale = limit if column <= contexts else drawing.extent(np.nan_to_num(values))
             title = titles[column] if not row else ""
-            picture = show_picture(
-                axes, values, title, interpolation="nearest", cmap=FAVOURED_MAP, vmin=-scale, vmax=scale
+            picture = drawing.show_picture(
+                axes, values, title, interpolation="nearest", cmap=drawing.FAVOURED_MAP, vmin=-scale, vmax=scale
             )
-            axes.title.set_fontsize(SMALL_POINTS)
+            axes.title.set_fontsize(drawing.SMALL_POINTS)
             axes.plot(*centre, marker="s", markersize=3, markerfacecolor="none", color="black", markeredgewidth=0.6)
             if share is not None and column < contexts:
-                axes.set_xlabel(f"{100 * share[column]:.0f} %", fontsize=SMALL_POINTS - 0.5, labelpad=1)
+                axes.set_xlabel(f"{100 * share[column]:.0f} %", fontsize=drawing.SMALL_POINTS - 0.5, labelpad=1)
             if np.isnan(values).all():
-                axes.text(0.5, 0.2, "none", transform=axes.transAxes, ha="center", fontsize=SMALL_POINTS)
+                axes.text(0.5, 0.2, "none", transform=axes.transAxes, ha="center", fontsize=drawing.SMALL_POINTS)
             elif column <= contexts:
                 reference = picture
         before = " (t-1)" if frame else ""
         grid[row][0].set_ylabel(
-            f"{label_name(names[a])}{before}:\n{label_name(names[b])}", rotation=0, ha="right", va="center"
+            f"{label_name(names[a])}{before}:\n{label_name(names[b])}",
+            rotation=0,
+            ha="right",
+            va="center",
         )
     bar = figure.colorbar(reference, ax=grid, location="bottom", shrink=0.6, aspect=40, pad=0.01)
-    bar.set_label("unlikely   |   likely", fontsize=SMALL_POINTS)
+    bar.set_label("unlikely   |   likely", fontsize=drawing.SMALL_POINTS)
     return figure
 
 
@@ -197,11 +190,11 @@ def winners(picture: Bytes, active: Ids, contexts: int) -> Figure:
     context of one label has nothing in common with that number of another. picture: the labels, to compare.
     """
     height, width = active.shape
-    figure = new_figure(COLUMN_INCHES / 2 * height / width + 0.45)
+    figure = drawing.new_figure(drawing.COLUMN_INCHES / 2 * height / width + 0.45)
     left, right = figure.subplots(1, 2)
     colours = np.array(distinct_colours(contexts), np.uint8)
-    show_picture(left, picture, "labels")
-    show_picture(right, colours[active], "context that won", interpolation="nearest")
+    drawing.show_picture(left, picture, "labels")
+    drawing.show_picture(right, colours[active], "context that won", interpolation="nearest")
     shares = np.bincount(active.ravel(), minlength=contexts) / active.size
-    add_legend(figure, [f"{k + 1}: {100 * share:.0f} %" for k, share in enumerate(shares)], colours)
+    drawing.add_legend(figure, [f"{k + 1}: {100 * share:.0f} %" for k, share in enumerate(shares)], colours)
     return figure
