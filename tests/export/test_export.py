@@ -23,7 +23,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.export import check, check_path, export, program
 from deepmrf.export import onnx as onnx_file
 from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_zoom, enlarge, unzoomed, zoomed
+from deepmrf.unary.network import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_zoom, enlarge, unzoomed, zoomed
 
 data = pytest.importorskip("skimage.data")
 onnx = pytest.importorskip("onnx")

@@ -20,7 +20,7 @@ from deepmrf.predict.scales import (
     scaled,
     tiled,
 )
-from deepmrf.unary.images import check_zoom
+from deepmrf.unary.network import check_zoom
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 

@@ -11,10 +11,8 @@ from torch.nn import functional
 from deepmrf.data.labels import LabelSet
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model, write_model
 from deepmrf.unary import VGG16, build
-from deepmrf.unary.dilation8 import INITIAL_SCORE, context_module
-from deepmrf.unary.fcn8s import Double
+from deepmrf.unary.baselines import INITIAL_SCORE, Double, context_module, unpool
 from deepmrf.unary.imagenet import VGG16_CONVOLUTIONS
-from deepmrf.unary.segnet import unpool
 
 SMALL = {"fcn8s": {"channels": 8}, "segnet": {}, "dilation8": {"channels": 8}, "deeplab": {"channels": 8}}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deepmrf.unary import build
-from deepmrf.unary.images import check_zoom, unzoomed, zoomed
+from deepmrf.unary.network import check_zoom, unzoomed, zoomed
 
 SMALL = {"vgg16": {"channels": 16}, "strong": {"width": 8}, "fast": {"width": 64}}
 """Options that keep the tests quick; the encoders have one size only."""

@@ -31,7 +31,7 @@ from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.devices import chosen_device
 from deepmrf.predict.result import Segmentation, check_cleaning
 from deepmrf.predict.scales import combined, enlarged_labels, grid, margin, tiled, tiled_labels
-from deepmrf.unary.images import NO_ZOOM
+from deepmrf.unary.network import NO_ZOOM
 from deepmrf.unary.own import OwnNetwork
 
 TILE_SIDE = {"cpu": 1024, "cuda": 2048}

@@ -17,7 +17,7 @@ from deepmrf.layers.inputs import check_temperature
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.training.mean_field import start_contexts, start_penalty
 from deepmrf.training.recipe import Recipe, RecipeError, Stage
-from deepmrf.unary.images import check_zoom
+from deepmrf.unary.network import check_zoom
 
 
 def planned_stages(recipe: Recipe) -> tuple[Stage, ...]:

@@ -3,17 +3,13 @@
 vgg16      VGG16: the paper's, Table 1
 strong     Strong: VGG-16's encoder with a U-shaped decoder
 fast       Fast: EfficientNet-Lite0 with a small decoder, for CPUs
-fcn8s      FCN8s, a baseline: scores at strides 32, 16 and 8
-segnet     SegNet, a baseline: a mirrored decoder with pooling indices
-dilation8  Dilation8, a baseline: a context module behind vgg16
-deeplab    DeepLab, a baseline: vgg16 with a large field of view
+baselines  FCN8s, SegNet, Dilation8 and DeepLab, to compare with
 volume     Volume: a small 3-D U-Net, volumes (B, 1, D, H, W) -> logits (B, L, D, H, W)
 wrap       wrap: any other network
 libraries  from_transformers, from_smp, from_torchvision: networks of these libraries, in one line
 own        a network of the user's own by the name of the function that builds it
 imagenet   ImageNet weights from safetensors, and the report of what was loaded
-images     checks, normalisation, zooming and upsampling of images
-network    what networks share: their constructor's arguments, the way through a U-shaped network
+network    what networks share: their arguments, checks and normalisation of images, zoom and upsampling
 
 Each network normalises its images itself, and has `name`, `config` and `load_imagenet(path)`;
 build(net.name, **net.config) builds the same architecture.
@@ -23,14 +19,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepmrf.unary.deeplab import DeepLab
-from deepmrf.unary.dilation8 import Dilation8
+from deepmrf.unary.baselines import DeepLab, Dilation8, FCN8s, SegNet
 from deepmrf.unary.fast import Fast
-from deepmrf.unary.fcn8s import FCN8s
 from deepmrf.unary.imagenet import Loaded
 from deepmrf.unary.libraries import from_smp, from_torchvision, from_transformers
 from deepmrf.unary.network import Network
-from deepmrf.unary.segnet import SegNet
 from deepmrf.unary.strong import Strong
 from deepmrf.unary.vgg16 import VGG16
 from deepmrf.unary.volume import Volume

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deepmrf.unary.imagenet import Loaded, read, transfer
-from deepmrf.unary.images import Normalise
-from deepmrf.unary.network import UShapedNetwork
+from deepmrf.unary.network import Normalise, UShapedNetwork
 
 STAGES = (
     (1, 3, 1, 1, 16),

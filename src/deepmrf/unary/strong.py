@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf.unary.imagenet import Loaded
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, enlarge
-from deepmrf.unary.network import UShapedNetwork
+from deepmrf.unary.network import IMAGENET_MEAN, IMAGENET_STD, Normalise, UShapedNetwork, enlarge
 from deepmrf.unary.vgg16 import groups, load_vgg16, pooling
 
 CONTEXT_DILATIONS = (2, 4, 8)

@@ -24,10 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deepmrf.layers.inputs import check_count
 from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vgg16_names
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise, enlarge
-from deepmrf.unary.network import Network, check_dropout
+from deepmrf.unary.network import IMAGENET_MEAN, IMAGENET_STD, Network, Normalise, enlarge
 
 STRIDE = 8
 """Pixels of the image per cell of b7 to b11."""
@@ -108,15 +106,24 @@ def classifier(channels: int, labels: int, size: int = 1, std: float = 0.01) -> 
 
 
 class VGGNetwork(Network):
-    """A network on VGG-16's groups: its sizes, checked, and the normalisation of ImageNet."""
+    """A network on VGG-16's groups, with ImageNet's normalisation and weights."""
 
-    def __init__(self, labels: int, channels: int, dropout: float) -> None:
-        super().__init__()
-        check_count("labels", labels)
-        check_count("channels", channels)
-        check_dropout(dropout)
-        self.labels, self.channels, self.dropout = labels, channels, dropout
+    ENCODER: ClassVar[tuple[str, ...]] = ("encoder",)
+    """The modules that hold the thirteen convolutions."""
+    FULLY_CONNECTED: ClassVar[tuple[str, ...]] = ()
+    """fc6 and fc7."""
+
+    def __init__(self, labels: int, dropout: float, **counts: int) -> None:
+        super().__init__(labels, dropout, **counts)
         self.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD)
+
+    def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
+        """Load ImageNet's VGG-16 from a safetensors file with torchvision's names.
+
+        fc6 and fc7 come from classifier.0 and classifier.3 if the file has them; with fewer channels, from evenly
+        spaced filters of them. Otherwise they stay random, as what scores labels always does.
+        """
+        return load_vgg16(self, path, self.ENCODER, self.FULLY_CONNECTED)
 
 
 class VGG16(VGGNetwork):
@@ -127,11 +134,13 @@ class VGG16(VGGNetwork):
     """
 
     name = "vgg16"
+    ENCODER = ("b1", "b3", "b5", "b7", "b8")
+    FULLY_CONNECTED = ("b9.0", "b10.0")
     FC6: ClassVar[tuple[int, int]] = (FC6_SIZE, 4)
     """Size and dilation of b9's filters."""
 
     def __init__(self, labels: int, *, channels: int = 4096, dropout: float = 0.5) -> None:
-        super().__init__(labels, channels, dropout)
+        super().__init__(labels, dropout, channels=channels)
         self.b1, self.b3, self.b5, self.b7, self.b8 = groups(last_dilation=2)
         self.b2, self.b4, self.b6 = pooling(), pooling(), pooling()
         self.b9 = fully_connected(512, channels, *self.FC6, dropout)
@@ -151,23 +160,11 @@ class VGG16(VGGNetwork):
     def forward(self, image: Tensor) -> Tensor:
         return enlarge(self.scores(image), STRIDE, image.shape[-2:])  # (B, L, H, W)
 
-    def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
-        """Load ImageNet's VGG-16 from a safetensors file with torchvision's names.
-
-        b9 and b10 come from classifier.0 and classifier.3 if the file has them; with fewer channels, from evenly spaced
-        filters of them. Otherwise b9 and b10 stay random, as b11 always does.
-        """
-        return load_vgg16(self, path, ("b1", "b3", "b5", "b7", "b8"), ("b9.0", "b10.0"))
-
 
 def load_vgg16(
     network: nn.Module, path: str | os.PathLike[str], encoder: Iterable[str], fully: Sequence[str] = ()
 ) -> Loaded:
-    """Load ImageNet's VGG-16 from a safetensors file with torchvision's names.
-
-    encoder: names of the modules that hold the thirteen convolutions. fully: names of fc6 and fc7, which are loaded
-    if the file has them.
-    """
+    """See VGGNetwork: encoder and fully are its ENCODER and FULLY_CONNECTED."""
     source = read(path)
     names = vgg16_names(
         f"{name}.{layer}" for name in encoder for layer in convolution_names(network.get_submodule(name))

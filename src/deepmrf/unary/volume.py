@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deepmrf.layers.inputs import check_count
-from deepmrf.unary.network import Network, check_dropout
+from deepmrf.unary.network import Network
 
 GROUPS = 8
 """Number of groups of channels in group norm."""
@@ -54,13 +53,9 @@ class Volume(Network):
     def __init__(
         self, labels: int, *, width: int = 16, levels: int = 3, dropout: float = 0.1, channels: int = 1
     ) -> None:
-        super().__init__()
-        for name, value in (("labels", labels), ("width", width), ("levels", levels), ("channels", channels)):
-            check_count(name, value)
+        super().__init__(labels, dropout, width=width, levels=levels, channels=channels)
         if width % GROUPS:
             raise ValueError(f"width={width} must be a multiple of {GROUPS}: channels are normalised in groups.")
-        check_dropout(dropout)
-        self.labels, self.width, self.levels, self.dropout, self.channels = labels, width, levels, dropout, channels
         widths = [width * 2**level for level in range(levels)]
         self.encoder = nn.ModuleList(_double(finer, own) for finer, own in pairwise([channels, *widths]))
         self.decoder = nn.ModuleList(_double(coarse + fine, fine) for fine, coarse in reversed(list(pairwise(widths))))

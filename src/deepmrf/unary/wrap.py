@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deepmrf.layers.inputs import check_count
-from deepmrf.unary.images import IMAGENET_MEAN, IMAGENET_STD, Normalise
+from deepmrf.unary.network import IMAGENET_MEAN, IMAGENET_STD, Normalise
 
 Output = str | int | Callable[[Any], Tensor] | None
 LOGITS_NAMES = ("logits", "out")
