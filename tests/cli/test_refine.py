@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from deepmrf.cli import app
 from deepmrf.cli.refine import PRESET_FIELDS
 from deepmrf.layers.crf import PRESETS
-from deepmrf.refine.presets import PARAMETERS, preset_values
+from deepmrf.refine.opening import PARAMETERS, preset_values
 
 
 def type_in(*words):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from deepmrf.layers.crf import PRESETS
-from deepmrf.refine.presets import PARAMETERS, preset_values
+from deepmrf.refine.opening import PARAMETERS, preset_values
 
 TEXT = (Path(__file__).parents[2] / "docs" / "densecrf.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.S)

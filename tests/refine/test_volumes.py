@@ -21,12 +21,11 @@ from deepmrf.data.volumes import read_volume, unit_range
 from deepmrf.evaluation.dice import mean_dice
 from deepmrf.models.folder import read_mrf
 from deepmrf.refine.apply import refine, refine_image
-from deepmrf.refine.crops import crop
 from deepmrf.refine.decode import CONFIDENCE
 from deepmrf.refine.examples import open_examples
 from deepmrf.refine.fit import default_settings, fit
 from deepmrf.refine.label_ids import LabelIds
-from deepmrf.refine.learn import run_batch
+from deepmrf.refine.learn import crop, run_batch
 from deepmrf.refine.matching import count_dims, match_files
 from deepmrf.refine.opening import open_mrf, open_preset
 from deepmrf.refine.predictions import PredictionFolder, count_labels, read_prediction

@@ -51,7 +51,7 @@ def _list_presets(name: str) -> str:
     """For --preset list: print the presets and exit, whatever other options there are."""
     if name not in ("list", "help"):
         return name
-    from deepmrf.refine.presets import PARAMETERS, preset_values
+    from deepmrf.refine.opening import PARAMETERS, preset_values
 
     console = Console()
     rows = [(key, *[f"{preset_values(preset)[key]:g}" for preset in PRESET_FIELDS]) for key in PARAMETERS]

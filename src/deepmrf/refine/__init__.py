@@ -3,18 +3,15 @@
 fit           learn an MRF and score it by cross-validation
 folds         images that are held out together
 search        choose kernel, gate, temperature and steps within a budget of minutes
-learn         stages 2 and 3 on crops of examples
-crops         random crops of examples
+learn         stages 2 and 3 on random crops of examples
 tally         the scores of label maps
 settings      how large the MRF is, and how it is learned
 report        the MRF and its scores; saving them
-opening       the MRF to refine with: a saved one, or a preset
-presets       dense CRFs by name, with changed numbers
+opening       the MRF to refine with: a saved one, or a preset, which is a dense CRF by name
 cluster       `deepmrf.cluster`: predictions, and refining them, shared between the machines of a Ray cluster
 address       is there a Ray cluster at this address?
-apply         refine a folder of predictions with an MRF
+apply         refine a folder of predictions with an MRF, and write label maps and probabilities
 remote        predictions and results at URLs: fetch, refine, upload
-results       write refined label maps and probabilities
 examples      the images that a fit learns from
 matching      predictions, images and masks of one name
 predictions   find and read the files of a prediction

@@ -2,7 +2,13 @@
 
 Several images are refined at a time, each in its own thread, which reads, computes and writes; large images are
 computed in tiles. A file that cannot be used is reported, and the rest goes on. Results that exist stay as they are, so
-that a run that was stopped continues. results.py says what is written.
+that a run that was stopped continues. What is written:
+
+    OUT/STEM.png    the label ids with their colours as a palette; of binary and soft masks, grey 0 and 255
+    OUT/STEM.npy    probabilities (L, H, W) of float16, with probabilities="npy"; or OUT/STEM.npz, compressed
+
+Of volumes (NIfTI), OUT/STEM.nii.gz holds the label ids on the volume's own grid, and probabilities are (L, D, H, W).
+Label maps hold the labels 0 .. L-1, or the ids of a LabelIds.
 """
 
 from __future__ import annotations
@@ -13,30 +19,35 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from deepmrf.data.files import image_size
+from deepmrf.data.files import VOID, Bytes, image_size
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
-from deepmrf.data.volumes import Spacing, read_grid
-from deepmrf.data.writing import check_folder
+from deepmrf.data.volumes import NiftiVolume, Spacing, read_grid, write_labels
+from deepmrf.data.writing import check_folder, replacing
 from deepmrf.layers import MeanField
 from deepmrf.models.folder import first_line
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.devices import chosen_device
 from deepmrf.predict.tiles import MAX_TILE_BYTES, Maps, bytes_per_pixel, in_tiles
-from deepmrf.refine.decode import MAX_PIXELS, LogProbabilities, check_gt_prob
-from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.decode import MAX_PIXELS, check_gt_prob
+from deepmrf.refine.label_ids import BINARY, SOFT, LabelIds
 from deepmrf.refine.matching import MatchedFiles, count_dims, match_files, read_predicted_image
 from deepmrf.refine.predictions import Folder
-from deepmrf.refine.results import Probabilities, ResultWriter
 
 MAX_IMAGE_BYTES = 4 << 30
 """Images whose maps take more bytes than this are computed in tiles."""
 MAX_BYTES_AT_ONCE = 4 << 30
 """Bytes that the maps of all images that are refined at a time may take."""
+
+
+Probabilities = Literal["", "npy", "npz"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,53 @@ class RefineReport:
     """Images without predictions, predictions without images, options without use."""
     kinds: tuple[str, ...]
     """What the predictions were taken for."""
+
+
+class ResultWriter:
+    """Writes the results into a folder; the label map comes last, so that it says that all is there."""
+
+    def __init__(
+        self, folder: Path, labels: LabelSet, label_ids: LabelIds | None, probabilities: Probabilities
+    ) -> None:
+        self.folder, self.labels, self.label_ids, self.probabilities = folder, labels, label_ids, probabilities
+
+    def has_written(self, files: MatchedFiles) -> bool:
+        """Are all results of this image there?"""
+        return self._map_path(files).exists() and (not self.probabilities or self._p_path(files).exists())
+
+    def write(self, files: MatchedFiles, labels: Tensor, p: Tensor | None, volume: NiftiVolume | None) -> None:
+        """Write labels (*S) of uint8 and perhaps probabilities (L, *S) of an image, or of a volume."""
+        if p is not None:
+            with replacing(self._p_path(files)) as file:
+                if self.probabilities == "npy":
+                    np.save(file, p.numpy(), allow_pickle=False)
+                else:
+                    np.savez_compressed(file, probabilities=p.numpy())
+        ids: Bytes = labels.numpy()
+        ids = ids if self.label_ids is None else self.label_ids.to_ids(ids)
+        if volume is not None:
+            write_labels(ids, self._map_path(files), volume)
+            return
+        picture = Image.fromarray(ids)
+        if self.label_ids not in (BINARY, SOFT):
+            picture.putpalette(self._palette().tobytes())
+        with replacing(self._map_path(files)) as file:
+            picture.save(file, format="PNG")
+
+    def _map_path(self, files: MatchedFiles) -> Path:
+        return self.folder / f"{files.stem}.{'png' if files.dims == 2 else 'nii.gz'}"
+
+    def _p_path(self, files: MatchedFiles) -> Path:
+        return self.folder / f"{files.stem}.{self.probabilities}"
+
+    def _palette(self) -> Bytes:
+        """Colours (256, 3) by id."""
+        palette = self.labels.palette()
+        if self.label_ids is None:
+            return palette
+        by_id = np.repeat(palette[VOID:], 256, axis=0)
+        by_id[list(self.label_ids.ids)] = self.labels.colours
+        return by_id
 
 
 @dataclass(frozen=True)
@@ -135,7 +193,8 @@ def refine_files(
     def work(files: MatchedFiles) -> str:
         torch.set_num_threads(max(1, threads // workers))  # of this thread's kernels
         predicted = read_predicted_image(files, writer.labels, writer.label_ids, refinement.gt_prob)
-        log_p = _in_memory(mrf, predicted.log_p)
+        at_once = bytes_per_pixel(mrf) * math.prod(predicted.log_p.shape[1:]) <= MAX_IMAGE_BYTES
+        log_p = predicted.log_p.tensor() if at_once else predicted.log_p  # tiles read parts of it
         with computing:
             spacing = None if predicted.volume is None else predicted.volume.spacing
             result = refine_image(mrf, log_p, predicted.image, spacing, bool(writer.probabilities))
@@ -177,12 +236,6 @@ def _count_workers(mrf: MeanField, todo: Sequence[MatchedFiles], workers: int) -
             size = read_grid(files.image)[0] if files.dims == 3 else image_size(files.image, MAX_PIXELS)[:2]
             largest = max(largest, math.prod(size))
     return max(1, min(workers, len(todo), MAX_BYTES_AT_ONCE // (largest * bytes_per_pixel(mrf))))
-
-
-def _in_memory(mrf: MeanField, log_p: LogProbabilities) -> LogProbabilities | Tensor:
-    """All log-probabilities if the image is computed at once, else those that tiles read."""
-    at_once = bytes_per_pixel(mrf) * math.prod(log_p.shape[1:]) <= MAX_IMAGE_BYTES
-    return log_p.tensor() if at_once else log_p
 
 
 def refine_image(

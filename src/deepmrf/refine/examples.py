@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepmrf.data.colours import Colour, voc_colours
+from deepmrf.data.colours import Colour
 from deepmrf.data.dataset import lookup_table
 from deepmrf.data.files import VOID, Bytes, DataError, read_mask
 from deepmrf.data.folder import LABELS_FILE, read_labels
@@ -59,9 +59,8 @@ def open_examples(matched: list[MatchedFiles], masks: Path, labels: int | None =
         if (folder / LABELS_FILE).is_file():
             return Examples(matched, *read_labels(folder), labels_json=folder / LABELS_FILE)
     count = count_labels(files.prediction for files in matched) if labels is None else labels
-    label_set = LabelSet(tuple(f"label {label}" for label in range(count)), voc_colours(count))
-    lookup = lookup_table({label: label for label in range(count)})
-    return Examples(matched, label_set, lookup, labels_counted=labels is None, labels_json=masks / LABELS_FILE)
+    lookup, labels_json = lookup_table({label: label for label in range(count)}), masks / LABELS_FILE
+    return Examples(matched, LabelSet.numbered(count), lookup, labels_counted=labels is None, labels_json=labels_json)
 
 
 class Examples:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from types import EllipsisType
 from typing import Literal
 
 import numpy as np
@@ -18,8 +19,7 @@ from deepmrf.data.volumes import Spacing
 from deepmrf.evaluation.dice import soft_dice, soft_iou
 from deepmrf.layers import MeanField
 from deepmrf.predict.tiles import spaced
-from deepmrf.refine.crops import crop
-from deepmrf.refine.examples import MAX_BYTES_IN_MEMORY, Examples
+from deepmrf.refine.examples import MAX_BYTES_IN_MEMORY, Example, Examples
 from deepmrf.refine.settings import Choice, FitSettings
 from deepmrf.training.mean_field import Descent, Trust, minimise, penalty_map, start_contexts
 
@@ -27,6 +27,8 @@ FitStage = Literal["nothing", "triple penalty", "label contexts"]
 """How far an MRF was learned; each stage builds on the one before. "nothing" returns the predictions as they are."""
 START_SCALE = 0.3
 """Where the triple penalty's factor starts, so that its widths have a gradient from the first step on."""
+FOREGROUND_SHARE = 0.5
+"""The share of a volume's crops that are placed on foreground, since most of a volume is background."""
 
 
 class Learner:
@@ -167,3 +169,37 @@ def run_batch(mrf: MeanField, log_p: Tensor, image: Tensor, spacings: Sequence[S
         with spaced(mrf, spacing):
             results.append(mrf(log_p[number : number + 1], image[number : number + 1]))
     return torch.cat(results)
+
+
+def crop(example: Example, size: Sequence[int], random: np.random.Generator, *maps: Tensor) -> tuple[Tensor, ...]:
+    """Cut the same part out of log_p, image, mask and `maps`; pixels beyond the image are void.
+
+    Half of the images are mirrored. Volumes are not: a body's left and right differ.
+    """
+    corner = _corner(example, size, random)
+    region: tuple[EllipsisType | slice, ...] = (
+        ...,
+        *[slice(start, start + side) for start, side in zip(corner, size, strict=True)],
+    )
+    crops = [values[region] for values in (example.log_p, example.image, example.mask, *maps)]
+    missing = [max(side - n, 0) for n, side in zip(example.mask.shape, size, strict=True)]
+    if any(missing):
+        border = [pixels for count in reversed(missing) for pixels in (0, count)]
+        fill = (0, 0, VOID, *[0] * len(maps))
+        crops = [functional.pad(values, border, value=v) for values, v in zip(crops, fill, strict=True)]
+    mirrored = example.mask.dim() == 2 and random.random() < 0.5
+    return tuple(values.flip(-1) for values in crops) if mirrored else tuple(crops)
+
+
+def _corner(example: Example, size: Sequence[int], random: np.random.Generator) -> list[int]:
+    """Where the crop starts along each axis."""
+    shape, foreground = example.mask.shape, example.foreground
+    corner = [int(random.integers(max(n - side, 0) + 1)) for n, side in zip(shape, size, strict=True)]
+    if foreground is None or not len(foreground) or random.random() >= FOREGROUND_SHARE:
+        return corner
+    voxel = foreground[int(random.integers(len(foreground)))].tolist()
+    corner = []
+    for x, n, side in zip(voxel, shape, size, strict=True):  # a start from which `side` pixels include voxel x
+        first, last = max(x - side + 1, 0), max(min(x, n - side), 0)
+        corner.append(int(random.integers(min(first, last), last + 1)))
+    return corner

@@ -86,17 +86,13 @@ class FitReport:
                 f"so {unchanged}{'' if perfect else self._advice}"
             )
         change = f"{percents['nothing']} to {percents[self.stage]}"
-        note = f"; label contexts gave {percents['label contexts']} and were left out" if self._left_out else ""
+        left_out = self.stage == "triple penalty" and "label contexts" in self.scores
+        note = f"; label contexts gave {percents['label contexts']} and were left out" if left_out else ""
         if volumes:
             miou = f"mIoU {100 * self.before.miou:.2f} to {100 * self.after.miou:.2f}"
             return f"The foreground's mean Dice goes from {change}, {miou} ({count}){note}.{self._advice}"
         accuracy = f"pixel accuracy {100 * self.before.pixel_accuracy:.2f} to {100 * self.after.pixel_accuracy:.2f}"
         return f"mIoU {change}, {accuracy} ({count}){note}.{self._advice}"
-
-    @property
-    def _left_out(self) -> bool:
-        """Were label contexts learned and found to be no better?"""
-        return self.stage == "triple penalty" and "label contexts" in self.scores
 
     @property
     def _advice(self) -> str:
@@ -150,26 +146,24 @@ class FitReport:
             stage: {"mean": mean_dice(values), "per_label": dice_per_label(values), "per_volume": values}
             for stage, values in self.dice.items()
         }
+        search = {}
+        if self.search is not None:
+            search["search"] = {
+                "ending": self.search.ending,
+                "chosen": asdict(self.search.choice),
+                "steps": self.search.steps,
+                "curve": [list(point) for point in self.search.curve],
+                "trials": [asdict(trial) for trial in self.search.trials],
+            }
         return {
             "kept": self.stage,
-            **({"search": self._search()} if self.search is not None else {}),
+            **search,
             **({"dice": dice} if dice else {}),
             "cross_validation": {stage: scores.to_dict() for stage, scores in self.scores.items()},
             "folds": [
                 {"held_out": list(f.held_out), "scores": {stage: s.to_dict() for stage, s in f.scores.items()}}
                 for f in self.folds
             ],
-        }
-
-    def _search(self) -> dict[str, Any]:
-        assert self.search is not None
-        search = self.search
-        return {
-            "ending": search.ending,
-            "chosen": asdict(search.choice),
-            "steps": search.steps,
-            "curve": [list(point) for point in search.curve],
-            "trials": [asdict(trial) for trial in search.trials],
         }
 
     def save(self, folder: Folder) -> Path:

@@ -105,6 +105,11 @@ class _Candidate:
     def last(self) -> Trial:
         return self.trials[-1]
 
+    @property
+    def result(self) -> Trial:
+        """The best trial in all folds, else the only one."""
+        return self.best or self.last
+
 
 class Search:
     """A search; `run` returns its result."""
@@ -126,7 +131,7 @@ class Search:
         """Try all choices, and train the best until it gains no more."""
         candidates = self._try_kernels()
         winner = max(candidates, key=_rank)
-        _free_memory(candidates, [winner])
+        _free_memory(candidates, winner)
         variants = self._try_variants(winner)
         candidates += variants
         better = [v for v in variants if v.last.fold_gains[0] > winner.last.fold_gains[0] + VARIANT_MARGIN]
@@ -134,14 +139,14 @@ class Search:
             variant = max(better, key=lambda candidate: candidate.last.score)
             self._train_in_all_folds(variant, 1)
             winner = max(winner, variant, key=_rank)
-        _free_memory(candidates, [winner])
+        _free_memory(candidates, winner)
         rounds, ending = 1, self._ending(winner)
         while ending is None:
             rounds += 1
             self._train_in_all_folds(winner, rounds)
             ending = self._ending(winner)
-        best = _best(winner)
-        others = [_best(candidate) for candidate in candidates if candidate is not winner]
+        best = winner.result
+        others = [candidate.result for candidate in candidates if candidate is not winner]
         others.sort(key=lambda trial: (-len(trial.fold_gains), -trial.score))
         curve = tuple((t.steps, t.score) for t in winner.trials if len(t.fold_gains) == len(self.folds))
         return SearchResult(winner.choice, best.steps, winner.models, (best, *others), curve, ending)
@@ -248,13 +253,8 @@ def _rank(candidate: _Candidate) -> float:
     return candidate.last.score - VARIANT_MARGIN * (choice.gate + (choice.temperature != 1))
 
 
-def _best(candidate: _Candidate) -> Trial:
-    """The best trial in all folds, else the only one."""
-    return candidate.best or candidate.last
-
-
-def _free_memory(candidates: Sequence[_Candidate], needed: Sequence[_Candidate]) -> None:
-    """Drop the learners, with what they have cached, of all candidates but those needed."""
+def _free_memory(candidates: Sequence[_Candidate], needed: _Candidate) -> None:
+    """Drop the learners, with what they have cached, of all candidates but the one needed."""
     for candidate in candidates:
-        if not any(candidate is other for other in needed):
+        if candidate is not needed:
             candidate.learners.clear()
