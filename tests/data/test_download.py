@@ -12,9 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from deepmrf.data import download, get
-from deepmrf.data.download import fetch
+from deepmrf.data.download import fetch, unpack
 from deepmrf.data.publications import PUBLICATIONS, Archive, Publication
-from deepmrf.data.unpack import unpack
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -13,7 +13,7 @@ voc, camvid, cityscapes, coco, folder, synthetic    one function each that retur
 opening      open_data: a Dataset from a spec such as "voc:PATH"
 transforms   Augment: random views of clips
 check        check: everything that is wrong with a dataset, as a DataReport
-download     get: fetch a dataset from its publisher; publications has the addresses, unpack opens archives safely
+download     get: fetch a dataset from its publisher, and unpack it safely; publications has the addresses
 weights      get_weights: ImageNet weights for recipes, from the Hugging Face hub
 extras       packages that some commands need, and how to install them
 writing      write files atomically

@@ -2,18 +2,13 @@
 
 The chosen ones begin with the seven of Okabe and Ito, which were made for readers of every colour vision. Each further
 one is the colour of a grid that lies farthest from all before it, by the least of four distances in OKLab: as most
-people see both, and as people without one of the three kinds of cones see them. The first n colours are the same
-for every number of labels.
+people see both, and as people without one of the three kinds of cones see them (tests/data/test_colours.py has the
+rule). The first n colours are the same for every number of labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 Colour = tuple[int, int, int]
 
@@ -27,24 +22,23 @@ OKABE_ITO: tuple[Colour, ...] = (
     *((0, 114, 178), (213, 94, 0), (204, 121, 167)),
 )
 """Orange, sky blue, bluish green, yellow, blue, vermilion, reddish purple."""
-AVOIDED: tuple[Colour, ...] = (BLACK, (255, 255, 255), (128, 128, 128), VOID_COLOUR)
-"""What overlays and label maps use otherwise, and grey, which looks unpainted."""
-GRID_STEP = 15
-"""Distance of the candidates in each channel."""
-LEAST_LIGHTNESS, MOST_LIGHTNESS, LEAST_CHROMA = 0.35, 0.93, 0.05
-"""The candidates in OKLab: darker, paler and greyer ones are hard to see in an overlay."""
-VISIONS: tuple[tuple[float, NDArray[np.float64]], ...] = (
-    (1.0, np.eye(3)),
-    (1.6, np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]])),
-    (1.6, np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]])),
-    (3.0, np.array([[1.256, -0.077, -0.179], [-0.078, 0.931, 0.147], [0.005, 0.691, 0.304]])),
+_FURTHER = bytes.fromhex(
+    "78002d3c0f967800ff8778ff874b00004b6987c387ffc3ffd200b42d694b0000d2964b87ff78d2d2004bffa5b44be169693c96960078"
+    "87ff87ff2d78f01ef0ff694b5a5ad2e1c32d5ae1e15a2d4b5a0078c396964b87d2b4e1966900b4872d1e2d960f5affe15a785aa5964b"
+    "00a5b43c3cd2d24bd287c3ff3cd2b4966996b4003c78a5ff691e00a55a00b4b45af0c3d2784b693c69875a969687e1ffc3f0ff4b5aa5"
+    "96a5d2782d5affc3784b4b1eb4a578a5785ac3b4e1ff69ff6978e11e00f0b40fe1ff5ab4b4ffa54b2d96782db4875a6969ff5a875ac3"
+    "2d4b871e5a3c78a5005a3c78960f3ca54b2df05a96c3d2a569005ac300ff5a78b4f0a587ff964bb4e14b69c300d23ca5f0a5ff966969"
+    "b41ea5e178691e3c69b487e1784b96ff3cc3c31e78c35aff1e2dc31ef0e169c3a5d296e1f0b45a782d872d5ac3e15a3c3c96b4f096a5"
+    "a52d5ae1d200691e3c8778c32d2d8778b4c32d1ea51ef069ff5a004ba578872d4bc3ff00a5f096d2c3875ae1c3780f5a0f3ca58796ff"
+    "87f0b4b45a5a782d00f02d963c692d7887e1962dc3ff005ac378c3695a784b00e1e11e4b2d87f0964bb48700692d69e1785a9600e196"
+    "1ea5d296692dd20087c3f0d2e14ba52d78d2a5ffc3ff00b4c30fd2e17887ffa53c87694b0087a569963c6996c3870fe1c3b478f0a5d2"
+    "3cd2f0698769691e783c787878965a0096f0d2f069b40f00876987004bf0c3009678d25ae196c3f087f04b78f01e0fc3c3965affb4c3"
+    "692d1ed278d296f0f096005affb49678693c87b4a57869e1871e2d78d2a5b4d2f0878700f08769ff873cffc3e1a55ac34bb4b4c34b3c"
+    "87e1d2e1783ca5e1b4d21ee1d2b4f02d5a78a53c2dc36987e15a694b784bf0d287781e3cf0e1a500ff2d4bffff96c3d200c3d21e2df0"
+    "2d4bb487ffb4b4c3002d3cc32d00b47878a5e1964be1a5965a5a1ec3d24ba5e1f02d69ffa5d296c30f00e11e6987fff02d5a4b4bc396"
+    "ff00d2c3692dff4b785a69a569d2c38787f069a5872d2dd2e1872dd287a5e1f096b4a5f0b4ff78e19696"
 )
-"""(weight of a distance, linear RGB as it is seen) of usual vision, protanopia, deuteranopia, and tritanopia, which is
-rare; the matrices are those of Machado, Oliveira and Fernandes (2009). Weights above 1 let usual vision count more."""
-CONES = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]])
-"""OKLab: cone responses of linear RGB."""
-OPPONENTS = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
-"""OKLab: lightness and two opponent colours of the cube roots of the responses."""
+"""Red, green and blue of the colours behind those seven: as many as a label set may need."""
 
 
 def voc_colours(count: int) -> tuple[Colour, ...]:
@@ -65,48 +59,7 @@ def choose_colours(names: Sequence[str]) -> tuple[Colour, ...]:
     return tuple(BLACK if name == BACKGROUND else next(colours) for name in names)
 
 
-@cache
 def distinct_colours(count: int) -> tuple[Colour, ...]:
-    """Return `count` colours that can be told apart, also by colour-blind readers as far as so many can."""
-    axis = np.arange(0, 256, GRID_STEP)
-    candidates = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), -1).reshape(-1, 3)
-    lightness, *opponents = oklab(candidates).T
-    visible = (lightness > LEAST_LIGHTNESS) & (lightness < MOST_LIGHTNESS) & (np.hypot(*opponents) > LEAST_CHROMA)
-    candidates = candidates[visible]
-    seen = _as_seen(candidates)
-    nearest = np.full(len(candidates), np.inf)
-
-    def move_away(colour: Any) -> None:
-        distances = np.linalg.norm(seen - _as_seen(np.asarray(colour)[None]), axis=-1).min(0)
-        np.minimum(nearest, distances, out=nearest)
-
-    colours = list(OKABE_ITO[:count])
-    for colour in (*AVOIDED, *colours):
-        move_away(colour)
-    while len(colours) < count:
-        red, green, blue = candidates[nearest.argmax()].tolist()
-        colours.append((red, green, blue))
-        move_away(colours[-1])
-    return tuple(colours)
-
-
-def oklab(colours: NDArray[Any]) -> NDArray[np.float64]:
-    """Convert colours (N, 3) of 0 .. 255 to OKLab (N, 3), where distances are as large as they look."""
-    return _oklab(_linear(colours))
-
-
-def _as_seen(colours: NDArray[Any]) -> NDArray[np.float64]:
-    """Colours (N, 3) in OKLab by each kind of vision, times its weight: (4, N, 3)."""
-    linear = _linear(colours)
-    return np.stack([weight * _oklab((linear @ matrix.T).clip(0, 1)) for weight, matrix in VISIONS])
-
-
-def _linear(colours: NDArray[Any]) -> NDArray[np.float64]:
-    """Undo the gamma of sRGB."""
-    values = np.asarray(colours, np.float64) / 255
-    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
-
-
-def _oklab(linear: NDArray[np.float64]) -> NDArray[np.float64]:
-    result: NDArray[np.float64] = np.cbrt(linear @ CONES.T) @ OPPONENTS.T
-    return result
+    """Return up to 255 colours that can be told apart, also by colour-blind readers as far as so many can."""
+    further = ((_FURTHER[i], _FURTHER[i + 1], _FURTHER[i + 2]) for i in range(0, len(_FURTHER), 3))
+    return (*OKABE_ITO, *further)[:count]

@@ -1,4 +1,4 @@
-"""Download datasets from their publishers: resume interrupted downloads, compare checksums, unpack archives.
+"""Download datasets from their publishers: resume interrupted downloads, compare checksums, unpack archives safely.
 
     get("voc", "data/voc")  then  voc("data/voc", "train")
 
@@ -11,19 +11,24 @@ import errno
 import hashlib
 import http.client
 import itertools
+import lzma
 import os
 import shutil
+import struct
+import tarfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from deepmrf.data.files import one_line
 from deepmrf.data.publications import PUBLICATIONS, Archive, Publication
-from deepmrf.data.unpack import unpack
 
 CHUNK_BYTES = 1 << 20
 """Bytes to read at a time."""
@@ -35,6 +40,11 @@ COLUMNS = (
     TimeRemainingColumn(),
 )
 """Columns of the progress bar."""
+DECODING_ERRORS = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
+    *(OSError, EOFError, RuntimeError, UnicodeError, OverflowError, IndexError, KeyError),
+)
+"""What broken archives raise. RuntimeError: encrypted, or of an unknown method. OSError: broken gzip and bzip2."""
 
 
 def get(
@@ -210,3 +220,47 @@ def _check_space(folder: Path, archive: Archive) -> None:
     if free < needed:
         sizes = f"{needed / 1e9:.1f} GB but {folder} has {free / 1e9:.1f} GB left"
         raise OSError(f"{archive.name} and its contents need {sizes}; make room or choose another disk.")
+
+
+def unpack(path: Path, to: Path, inside: str = "") -> None:
+    """Unpack the files of a zip or tar archive into the folder `to`; refuse links and names that lead outside.
+
+    inside: unpack only what is below this folder of the archive, without the folder's own name.
+    Whatever is wrong with the archive is a ValueError.
+    """
+    if not hasattr(tarfile, "data_filter"):
+        raise ImportError("Unpacking archives safely needs Python 3.10.12, 3.11.4 or 3.12 or newer: update Python.")
+    try:
+        _unpack(path, to, inside)
+    except DECODING_ERRORS as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # of the disk
+        reason = one_line(error).replace(str(path), "it")
+        raise ValueError(f"{path} is not an archive that can be unpacked ({reason}); fetch it again.") from error
+
+
+def _unpack(path: Path, to: Path, inside: str) -> None:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                if not info.is_dir() and (name := _name_below(inside, info.filename, path)):
+                    info.filename = name
+                    archive.extract(info, to)
+        return
+    with tarfile.open(path) as tar:
+        for member in tar:
+            if not member.isdir() and (name := _name_below(inside, member.name, path)):
+                if not member.isfile():
+                    raise ValueError(f"{path} holds {name!r}, a link or a device; do not trust this archive.")
+                tar.extract(member.replace(name=name, deep=False), to, filter="data")
+        while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+            pass  # up to the checksum, which tarfile does not read
+
+
+def _name_below(inside: str, name: str, path: Path) -> str:
+    """Return the member's name below the folder `inside`, or "" if it is not there; an error if it leads outside."""
+    parts = [part for part in name.replace("\\", "/").split("/") if part != "."]
+    if not parts or any(part in ("", "..") or ":" in part or "\0" in part for part in parts):
+        raise ValueError(f"{path} holds {name!r}, which would land outside its folder; do not trust this archive.")
+    name = "/".join(parts)
+    return name.removeprefix(f"{inside}/") if not inside or name.startswith(f"{inside}/") else ""

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from deepmrf.data.colours import Colour, voc_colours
+from deepmrf.data.colours import Colour
 from deepmrf.data.dataset import SPLITS, Dataset, Item, lookup_table, need_folder, need_items
 from deepmrf.data.files import SUFFIXES, VOID, DataError, images_in, read_list, read_mask
 from deepmrf.data.labels import LabelSet
@@ -194,6 +194,4 @@ def _inferred(top: Path) -> tuple[LabelSet, NDArray[np.int16]]:
             f"The masks in {top} hold no ids but {only}, and 255 is void; "
             'write labels.json, for example {"names": ["background", "object"], "ids": [0, 255]}.'
         )
-    names = tuple(f"label {label}" for label in range(highest + 1))
-    labels = LabelSet(names, voc_colours(highest + 1))
-    return labels, lookup_table({label: label for label in range(highest + 1)})
+    return LabelSet.numbered(highest + 1), lookup_table({label: label for label in range(highest + 1)})

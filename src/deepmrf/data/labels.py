@@ -76,15 +76,18 @@ class LabelSet:
         if not isinstance(names, list | tuple):
             raise ValueError(f"The 'names' of a label set are {names!r}; give a list with one name per label.")
         colours = values.get("colours")
-        if colours is None:
-            colours = choose_colours(names)
         try:
-            triples = tuple(tuple(colour) for colour in colours)
+            triples = () if colours is None else tuple(tuple(colour) for colour in colours)
         except TypeError:
             raise ValueError(
                 f"The 'colours' of a label set are {colours!r}; give [red, green, blue] per label."
             ) from None
         return cls(tuple(names), triples, values.get("ignore", 255))
+
+    @classmethod
+    def numbered(cls, count: int) -> LabelSet:
+        """Return labels without names: "label 0", "label 1" and so on, in VOC's colours."""
+        return cls(tuple(f"label {label}" for label in range(count)), voc_colours(count))
 
     def palette(self) -> NDArray[np.uint8]:
         """Return the colours (256, 3) to index with any mask; ids that are no labels are cream."""

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deepmrf.data.colours import voc_colours
 from deepmrf.data.files import Bytes, image_size, one_line, read_image
 from deepmrf.data.images import shrunk
 from deepmrf.data.labels import LabelSet
@@ -174,10 +173,9 @@ def read_prediction(image: Path, prediction: Path, limits: Limits) -> Prediction
     if log_p.shape[1:] != pixels.shape[:2]:
         sizes = f"{describe_size(log_p.shape[1:])} pixels, but {image.name} {describe_size(pixels.shape[:2])}"
         raise ValueError(f"{prediction.name} has {sizes}: save predictions at the image's size.")
-    names = ("background", "foreground") if label_ids else tuple(f"label {label}" for label in range(count))
-    colours = () if label_ids else voc_colours(count)
+    labels = LabelSet(("background", "foreground")) if label_ids else LabelSet.numbered(count)
     with torch.inference_mode():
-        return Prediction(image.stem, pixels, log_p.tensor(), LabelSet(names, colours), label_ids, kind)
+        return Prediction(image.stem, pixels, log_p.tensor(), labels, label_ids, kind)
 
 
 def _check_bytes(path: Path, limits: Limits) -> None:
