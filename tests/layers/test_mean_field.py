@@ -509,6 +509,6 @@ def test_iterations_may_be_set_later(agree):
     other.load_state_dict(mrf.state_dict())
     agree(mrf(log_p, image), other(log_p, image))
     for wrong in (0, -1, 1.5, True):
-        with pytest.raises(ValueError, match=f"iterations={wrong!r} must be at least 1"):
+        with pytest.raises(ValueError, match=f"iterations={wrong!r} must be a whole number, at least 1"):
             mrf.iterations = wrong
     assert mrf.iterations == 3

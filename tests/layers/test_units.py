@@ -205,7 +205,7 @@ def test_it_is_said_once_and_can_be_turned_off():
 
 def test_numbers_are_read_at_the_first_call_alone(monkeypatch):
     calls = []
-    monkeypatch.setattr("deepmrf.layers.units._sample", lambda maps: calls.append(maps) or torch.ones(2, 1).numpy())
+    monkeypatch.setattr("deepmrf.layers.inputs._sample", lambda maps: calls.append(maps) or torch.ones(2, 1).numpy())
     layer = mrf()
     for _ in range(3):
         layer(LOGITS, RGB)
@@ -229,8 +229,8 @@ def test_what_traces_and_compiles_sees_nothing():
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            assert not deepmrf.layers.units.readable(mode.from_tensor(bad))
-        assert not deepmrf.layers.units.readable(torch.empty(1, device="meta"))
+            assert not deepmrf.layers.inputs.readable(mode.from_tensor(bad))
+        assert not deepmrf.layers.inputs.readable(torch.empty(1, device="meta"))
 
 
 def test_networks_that_return_probabilities():

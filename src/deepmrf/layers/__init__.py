@@ -7,14 +7,13 @@ linking          dynamic node linking: neighbours in time along the optical flow
 crf              dense CRF, CRF-RNN and DSN as settings of the same step
 all_pairs        edges between all pixels of an image, kernel="global"
 energy           E(y) of a labelling and F(Q) of label probabilities
-inputs           checks of the arguments
-units            InputWarning: arguments that seem to be in another unit
+inputs           checks of the arguments; InputWarning: arguments that seem to be in another unit
 """
 
 from deepmrf.layers.crf import crf_rnn, dense_crf
+from deepmrf.layers.inputs import InputWarning
 from deepmrf.layers.label_contexts import LabelContexts
 from deepmrf.layers.mean_field import MeanField
 from deepmrf.layers.triple_penalty import TriplePenalty
-from deepmrf.layers.units import InputWarning
 
 __all__ = ["InputWarning", "LabelContexts", "MeanField", "TriplePenalty", "crf_rnn", "dense_crf"]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deepmrf.ops.lattice import Lattice, build_lattice, gaussian_filter
 from deepmrf.ops.lattice.features import position_features, position_lattice
-from deepmrf.ops.lattice.terms import PairwiseTerm, normalisation
+from deepmrf.ops.lattice.mean_field import PairwiseTerm, normalisation
 from deepmrf.ops.registry import needs_gradient, unobserved
 
 SMALLEST_SUM = 1e-20

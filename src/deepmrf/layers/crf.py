@@ -74,11 +74,8 @@ def dense_crf(
     exp(-|j - z|^2 / 2 c^2); smoothness=0 leaves it out. normalize: divide each edge by the root of the sums of all
     edges at its two ends, as the usual implementations do. learn: let every parameter be trained.
     """
-    for name, value in (
-        ("colour_width", colour_width),
-        ("position_width", position_width),
-        ("smooth_width", smooth_width),
-    ):
+    widths = {"colour_width": colour_width, "position_width": position_width, "smooth_width": smooth_width}
+    for name, value in widths.items():
         if not value > 0:
             raise ValueError(f"{name}={value!r} must be positive: it is a standard deviation.")
     if not appearance > 0:

@@ -29,18 +29,20 @@ from deepmrf.flow import Flow
 from deepmrf.layers import energy
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import (
+    check_count,
     check_features,
     check_image,
-    check_iterations,
     check_maps,
     check_real,
     check_scores,
     check_temperature,
+    readable,
+    warn_of_image,
+    warn_of_scores,
 )
 from deepmrf.layers.label_contexts import INITIAL_WEIGHT, LabelContexts, default_context_size
 from deepmrf.layers.linking import Links
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty, default_window
-from deepmrf.layers.units import readable, warn_of_image, warn_of_scores
 from deepmrf.ops.lattice.mean_field import mean_field as dense_mean_field
 from deepmrf.ops.registry import needs_gradient
 from deepmrf.ops.softmax import exp, log, log_softmax_of_difference, negative, softmax
@@ -103,8 +105,7 @@ class MeanField(nn.Module):
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
-        if isinstance(labels, bool) or not isinstance(labels, int) or labels < 1:
-            raise ValueError(f"labels={labels!r} must be how many labels there are, at least 1.")
+        check_count("labels", labels)
         if unary not in ("softmax", "sigmoid"):
             raise ValueError(f"unary={unary!r} is unknown: choose 'softmax' or 'sigmoid'.")
         if window is None:
@@ -147,7 +148,7 @@ class MeanField(nn.Module):
 
     @iterations.setter
     def iterations(self, value: int) -> None:
-        self.settings["iterations"] = check_iterations(value)
+        self.settings["iterations"] = check_count("iterations", value)
 
     @property
     def temperature(self) -> float:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from deepmrf import ops
 from deepmrf.layers.all_pairs import AllPairs
-from deepmrf.layers.inputs import check_image, check_maps, check_real
+from deepmrf.layers.inputs import check_count, check_image, check_maps, check_real
 from deepmrf.layers.linking import Links
 from deepmrf.ops.registry import needs_gradient
 from deepmrf.ops.window import reaches, sizes
@@ -86,12 +86,9 @@ class TriplePenalty(nn.Module):
             raise ValueError(f"kernel={kernel!r} is unknown: choose one of {', '.join(map(repr, KERNELS))}.")
         if isinstance(dims, bool) or not isinstance(dims, int) or dims < 1:
             raise ValueError(f"dims={dims!r} must be the number of spatial axes: 1, 2, 3 or more.")
-        if isinstance(features, bool) or not isinstance(features, int) or features < 0:
-            raise ValueError(f"features={features!r} must be how many channels the image has: 3 for RGB, 0 for none.")
-        for name, flag in (
-            *(("gate", gate), ("average", average), ("smoothness", smoothness)),
-            *(("normalize", normalize), ("temporal", temporal)),
-        ):
+        check_count("features", features, least=0)
+        flags = {"gate": gate, "average": average, "smoothness": smoothness, "normalize": normalize}
+        for name, flag in {**flags, "temporal": temporal}.items():
             if not isinstance(flag, bool):
                 raise ValueError(f"{name}={flag!r} must be True or False.")
         if (smoothness or normalize) and kernel not in ("gaussian", "global"):
