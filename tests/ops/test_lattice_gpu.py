@@ -15,8 +15,7 @@ from deepmrf import ops
 from deepmrf.ops.lattice import gpu, gpu_mean_field, lattice_filter
 from deepmrf.ops.lattice.build import build_plain
 from deepmrf.ops.lattice.features import bilateral_features, position_features
-from deepmrf.ops.lattice.mean_field import mean_field
-from deepmrf.ops.lattice.terms import PairwiseTerm, normalisation
+from deepmrf.ops.lattice.mean_field import PairwiseTerm, mean_field, normalisation
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED

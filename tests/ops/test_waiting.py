@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepmrf.ops.waiting import wait_without_spinning
+from deepmrf.ops.jobs import wait_without_spinning
 
 PROGRAM = """
 import sys, time, torch

@@ -9,10 +9,9 @@ linked      b12: what the pixels on a trajectory add, from other frames of a cli
 softmax     b15: softmax over labels between kernels, without PyTorch's threads
 window      windows, box sums and moments
 registry    operators: how they are registered with PyTorch, and which implementation of one runs
-jobs        CPU kernels: how they are compiled, and how threads share their work
+jobs        CPU kernels: how they are compiled, and how threads share their work; PyTorch's idle threads sleep
 vectors     CPU kernels: vector instructions
 notice      CPU kernels: a line that says that they are being compiled
-waiting     PyTorch's idle CPU threads sleep instead of spinning
 launch      GPU kernels: can Triton run them, and on which device; launch_kernels has what they share
 """
 

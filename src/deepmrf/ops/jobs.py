@@ -4,12 +4,19 @@ A kernel is a serial function that releases the GIL and does one job: a part of 
 Plain Python threads share the jobs. numba's own parallel loops are not used: their default layer breaks when two Python
 threads call it, and the OpenMP layer stops a process that forks.
 
+PyTorch's threads must not occupy the cores meanwhile. After each operation the threads of OpenMP spin for some
+milliseconds, in case another one follows: beside other programs, that made predictions seven times slower.
+OMP_WAIT_POLICY=PASSIVE prevents it, but only if it is set before PyTorch is imported. libgomp, which PyTorch brings,
+spins only briefly once a process has more OpenMP threads than processors. So one thread here owns some idle ones, which
+sleep until the process ends.
+
 Importing this module does not import numba, which takes most of a second.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import itertools
 import os
@@ -26,7 +33,6 @@ from torch import Tensor
 
 from deepmrf.ops.notice import announce_compilations
 from deepmrf.ops.registry import installed
-from deepmrf.ops.waiting import wait_without_spinning
 
 Result = TypeVar("Result")
 
@@ -36,6 +42,9 @@ EXACT = ()
 """Every operation is rounded, where a comparison must come out alike on every machine."""
 ANY_ORDER = ("contract", "reassoc")
 """Sums may be reordered, so that they run in vector lanes."""
+
+MAX_PROCESSORS = 64
+"""On larger machines OpenMP's threads go on spinning: so many idle ones may be more than a container allows."""
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -181,3 +190,30 @@ def run_jobs(job: Callable[[int], Result], count: int) -> list[Result]:
             if not future.cancel():
                 future.result()
     return [results[index] for index in range(count)]
+
+
+@cache
+def wait_without_spinning() -> bool:
+    """Make OpenMP's threads sleep soon after their work, for the rest of the process; False where that is impossible.
+
+    The user's own choice (OMP_WAIT_POLICY, GOMP_SPINCOUNT) stays.
+    """
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    library = next(Path(torch.__file__).parent.glob("lib/libgomp*"), None)
+    chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_THREAD_LIMIT"} & os.environ.keys()
+    if library is None or chosen or not 1 < processors <= MAX_PROCESSORS:
+        return False
+    started = threading.Event()
+    threading.Thread(target=_own_threads, args=(library, processors, started), daemon=True, name="deepmrf-idle").start()
+    return started.wait(timeout=10)
+
+
+def _own_threads(library: Path, count: int, started: threading.Event) -> None:
+    """Start `count` OpenMP threads that belong to the calling thread, and keep it alive."""
+    with contextlib.suppress(OSError, AttributeError):
+        openmp = ctypes.CDLL(str(library))
+        openmp.GOMP_parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        nothing = ctypes.cast(openmp.omp_in_parallel, ctypes.c_void_p)  # a function that each thread may call
+        openmp.GOMP_parallel(nothing, None, count + 1, 0)
+        started.set()
+        threading.Event().wait()

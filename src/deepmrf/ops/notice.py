@@ -22,19 +22,12 @@ def announce_compilations() -> None:
 
     class Listener(event.Listener):  # type: ignore[misc, unused-ignore]
         def on_start(self, event: Any) -> None:
-            if _of_this_package(event):
-                _clock.start()
+            _clock.count(event, 1)
 
         def on_end(self, event: Any) -> None:
-            if _of_this_package(event):
-                _clock.stop()
+            _clock.count(event, -1)
 
     event.register("numba:compile", Listener())
-
-
-def _of_this_package(event: Any) -> bool:
-    function = getattr(event.data.get("dispatcher"), "py_func", None)
-    return str(getattr(function, "__module__", "")).startswith("deepmrf.")
 
 
 class _Clock:
@@ -45,17 +38,17 @@ class _Clock:
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def count(self, event: Any, change: int) -> None:
+        """A compilation begins (1) or ends (-1); only those of this package count."""
+        function = getattr(event.data.get("dispatcher"), "py_func", None)
+        if not str(getattr(function, "__module__", "")).startswith("deepmrf."):
+            return
         with self.lock:
-            self.running += 1
-            if self.thread is None:
+            self.running += change
+            self.last = time.monotonic()
+            if self.thread is None and change > 0:
                 self.thread = threading.Thread(target=self.print, daemon=True, name="deepmrf-notice")
                 self.thread.start()
-
-    def stop(self) -> None:
-        with self.lock:
-            self.running -= 1
-            self.last = time.monotonic()
 
     def busy(self) -> bool:
         """Kernels compile one after the other: a short pause between two is no end."""

@@ -153,11 +153,9 @@ class Operator(Generic[Arguments]):
         if _forced == "torch" or not self.kernels:
             return self.plain
         tensors = [x for x in arguments if isinstance(x, Tensor)]
-        if _forced is None:
-            return next(kernel for kernel in self.implementations(tensors) if kernel.suits(arguments))
-        if _forced in self.kernels and installed(_forced) and _could_run(_forced, tensors):
-            forced: Implementation[Arguments] = importlib.import_module(self.kernels[_forced]).IMPLEMENTATION
-            return forced
+        for implementation in self.implementations(tensors):
+            if implementation.suits(arguments) if _forced is None else implementation.name == _forced:
+                return implementation
         kind = f"{tensors[0].device.type} tensors of {tensors[0].dim()} axes" if tensors else "these arguments"
         raise RuntimeError(
             f"The {_forced} implementation is not available here for this operator on {kind}: install it, "

@@ -14,8 +14,17 @@ from typing import Any
 import numpy as np
 from numba.core import cgutils
 
-from deepmrf.ops.contexts.cpu_tiles import gather, locate, scatter, transpose
-from deepmrf.ops.contexts.cpu_transforms import PADDING, Complex, inverse_columns, inverse_row, spectrum
+from deepmrf.ops.contexts.cpu_tiles import (
+    PADDING,
+    Complex,
+    gather,
+    inverse_columns,
+    inverse_row,
+    locate,
+    scatter,
+    spectrum,
+    transpose,
+)
 from deepmrf.ops.jobs import ANY_ORDER, compiled
 from deepmrf.ops.vectors import aligned, operation
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from torch import Tensor
 from deepmrf.ops.jobs import run_in_parts, run_jobs
 from deepmrf.ops.lattice.build import slice_scale
 from deepmrf.ops.lattice.cpu import blur_rows, part_count, parts_of, width_of, zero_rows
-from deepmrf.ops.lattice.terms import PairwiseTerm
 from deepmrf.ops.registry import installed
+
+if TYPE_CHECKING:
+    from deepmrf.ops.lattice.mean_field import PairwiseTerm
 
 
 def suits(unary: Tensor, terms: Sequence[PairwiseTerm]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,29 +87,14 @@ def bilateral_features(
 
 
 @lru_cache(maxsize=MAX_CACHED_LATTICES)
-def _position_lattice(
-    size: tuple[int, ...],
-    widths: tuple[float, ...],
-    reverse: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    origin: tuple[int, ...] | None,
-) -> Lattice:
+def _cached_lattice(size: tuple[int, ...], widths: tuple[float, ...], options: frozenset[tuple[str, Any]]) -> Lattice:
     with torch.inference_mode(False):
-        return build_lattice(
-            position_features(size, widths, reverse=reverse, dtype=dtype, device=device, origin=origin)
-        )
+        return build_lattice(position_features(size, widths, **dict(options)))
 
 
 def position_lattice(
-    size: Sequence[int],
-    widths: float | Sequence[float],
-    *,
-    reverse: bool = False,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    origin: Sequence[int] | None = None,
+    size: Sequence[int], widths: float | Sequence[float], *, origin: Sequence[int] | None = None, **options: Any
 ) -> Lattice:
-    """The lattice of position_features, one image for any batch; the last few are cached."""
+    """The lattice of position_features with these options, one image for any batch; the last few are cached."""
     axes, start = tuple(_widths(widths, len(size), "position")), None if origin is None else tuple(origin)
-    return _position_lattice(tuple(size), axes, reverse, dtype, torch.device(device), start)
+    return _cached_lattice(tuple(size), axes, frozenset({"origin": start, **options}.items()))

@@ -7,15 +7,18 @@ for each image of a batch. The weights of slice and splat include the normalisat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from deepmrf.ops.lattice.build import slice_scale
 from deepmrf.ops.lattice.gpu import Splat, blur, slice_rows, stride_of, tables_of
-from deepmrf.ops.lattice.terms import PairwiseTerm
 from deepmrf.ops.launch import interpreted, on_device
 from deepmrf.ops.registry import installed
+
+if TYPE_CHECKING:
+    from deepmrf.ops.lattice.mean_field import PairwiseTerm
 
 MAX_LABELS = 1024
 """Labels of a pixel that a program has in registers."""
