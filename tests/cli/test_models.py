@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from deepmrf.cli import app
 from deepmrf.data.labels import ANIMALS, CAMVID
-from deepmrf.models.names import bundled
-from deepmrf.models.summary import summarise
+from deepmrf.models.names import bundled, summarise
 
 
 def type_in(*words, code=0):

@@ -8,8 +8,7 @@ import pytest
 
 from deepmrf.data.labels import ANIMALS
 from deepmrf.models.folder import CONFIG, WEIGHTS
-from deepmrf.models.names import PRETRAINED, bundled
-from deepmrf.models.summary import summarise
+from deepmrf.models.names import PRETRAINED, bundled, summarise
 
 
 @pytest.mark.parametrize("name", bundled())

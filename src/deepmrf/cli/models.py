@@ -14,7 +14,7 @@ from deepmrf.cli.console import Bars, percent, say, sentences, table
 
 if TYPE_CHECKING:
     from deepmrf.data.progress import Progress
-    from deepmrf.models.summary import ModelSummary
+    from deepmrf.models.names import ModelSummary
 
 MODELS_HELP = """List the bundled models: classes, scores, size and, with --time, speed on this machine.
 
@@ -46,8 +46,7 @@ def models_command(
     process.prepare()
     console = Console(highlight=False)
     with sentences():
-        from deepmrf.models.names import bundled
-        from deepmrf.models.summary import summarise
+        from deepmrf.models.names import bundled, summarise
 
         summaries = [summarise(model) for model in (bundled() if name is None else [name])]
         seconds: dict[str, float] = {}

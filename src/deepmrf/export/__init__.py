@@ -2,9 +2,8 @@
 
     deepmrf.export.export(model, "model.onnx")      # or "model.pt2"
 
-onnx        .onnx files
+program     .pt2 files, .onnx files, and the traced program behind both
 functions   the operators of deepmrf.ops, built from ONNX's operators
-program     .pt2 files, and the traced program behind both kinds
 check       runs a file beside the model, on images of other sizes than the traced one
 """
 
@@ -17,8 +16,7 @@ from pathlib import Path
 
 from deepmrf.data.files import Bytes
 from deepmrf.export.check import TOLERANCE, Comparison, centre_crops, compare, synthetic_images
-from deepmrf.export.onnx import check_packages, write_onnx
-from deepmrf.export.program import write_program
+from deepmrf.export.program import check_packages, write_onnx, write_program
 from deepmrf.models.parsing_network import DeepParsingNetwork
 
 WRITERS: dict[str, Callable[[DeepParsingNetwork, Path], None]] = {".onnx": write_onnx, ".pt2": write_program}

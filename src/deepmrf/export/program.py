@@ -1,11 +1,13 @@
-"""Write a model as a torch.export program: a graph of operators for images of any size, without Python code.
+"""Write a model as a torch.export program (.pt2) or an ONNX file (.onnx): operators for images of any size.
 
-The program calls the operators of deepmrf, and so runs on their fast kernels: `import deepmrf.ops` before loading it.
+A program calls the operators of deepmrf, and so runs on their fast kernels: `import deepmrf.ops` before loading it. An
+ONNX file is built from it, of standard operators only (functions.py).
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import logging
 import sys
@@ -19,6 +21,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from deepmrf import __version__
+from deepmrf.data.extras import optional
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.ops import gaussian
 from deepmrf.predict.segmenter import trained_size
@@ -32,6 +35,10 @@ NOT_EXPORTABLE = {
 """Kernels that no program for images of any size can hold, and why."""
 INPUT, OUTPUT = "image", "log_probabilities"
 """The names of the program's input and output."""
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+"""What writing and checking ONNX files needs."""
+MAX_FOLDED_VALUES = 2**24
+"""Constant tensors up to this size are computed while exporting: this folds batch norm into filters."""
 
 
 def describe(model: DeepParsingNetwork) -> dict[str, str]:
@@ -74,6 +81,38 @@ def write_program(model: DeepParsingNetwork, path: Path) -> None:
     extra_files = {f"{name}.txt": text for name, text in describe(model).items()}
     with quiet():
         torch.export.save(trace(model), path, extra_files=extra_files)
+
+
+def check_packages() -> None:
+    """Raise an ImportError that says what to install, where a package is missing."""
+    for name in PACKAGES:
+        optional(name, "Exporting to ONNX needs", "export")
+
+
+def write_onnx(model: DeepParsingNetwork, path: Path) -> None:
+    """Write an .onnx file, with labels and colours in its metadata."""
+    check_packages()
+    functions = importlib.import_module("deepmrf.export.functions")
+    program = trace(model)
+    with torch.no_grad(), quiet():
+        exported = torch.onnx.export(
+            program,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes={INPUT: {0: "batch", 2: "height", 3: "width"}},
+            opset_version=functions.OPSET,
+            custom_translation_table=functions.TRANSLATIONS,
+            dynamo=True,
+            verbose=False,
+        )
+        assert exported is not None  # with dynamo=True it returns the program
+        optimizer = importlib.import_module("onnxscript.optimizer")
+        optimizer.optimize_ir(exported.model, input_size_limit=MAX_FOLDED_VALUES, output_size_limit=MAX_FOLDED_VALUES)
+        metadata = describe(model)
+        exported.model.producer_name = "deepmrf"
+        exported.model.producer_version = metadata["deepmrf"]
+        exported.model.metadata_props.update(metadata)
+        exported.save(path, external_data=False)
 
 
 def _check_exportable(model: DeepParsingNetwork) -> None:

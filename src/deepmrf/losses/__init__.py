@@ -135,8 +135,8 @@ class DenseCRFLoss(CRFLoss):
         if self.scale == 1:
             return probabilities, features, mask
         size = [max(1, round(n * self.scale)) for n in probabilities.shape[2:]]
-        smaller = functional.interpolate(probabilities, size, mode=_RESIZE[len(size)])
-        return smaller, *(functional.interpolate(maps, size, mode="nearest") for maps in (features, mask))
+        features, mask = (functional.interpolate(maps, size, mode="nearest") for maps in (features, mask))
+        return functional.interpolate(probabilities, size, mode=_RESIZE[len(size)]), features, mask
 
     def filter_of(self, features: Tensor) -> Filter:
         with torch.no_grad():

@@ -30,7 +30,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.flow import Flow
 from deepmrf.flow.clip import fold, unfold
 from deepmrf.layers import MeanField
-from deepmrf.layers.units import readable, warn_of_logits
+from deepmrf.layers.inputs import readable, warn_of_logits
 from deepmrf.models.folder import (
     FORMAT,
     FORMAT_WITHOUT_VIDEO,
