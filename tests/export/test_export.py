@@ -21,7 +21,6 @@ from deepmrf.cli import app
 from deepmrf.data.colours import distinct_colours
 from deepmrf.data.labels import LabelSet
 from deepmrf.export import check, check_path, export, program
-from deepmrf.export import onnx as onnx_file
 from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
 from deepmrf.unary.network import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_zoom, enlarge, unzoomed, zoomed
 
@@ -123,7 +122,7 @@ def answer(model, image):
 @pytest.mark.parametrize("settings", FIELDS.values(), ids=FIELDS.keys())
 def test_onnx_equals_the_model_at_other_sizes(settings, tmp_path):
     model = small_model(settings)
-    onnx_file.write_onnx(model, tmp_path / "model.onnx")
+    program.write_onnx(model, tmp_path / "model.onnx")
     run = check.runner(tmp_path / "model.onnx")
     for size in SIZES:
         image = photograph(size)
@@ -140,7 +139,7 @@ def test_onnx_equals_the_model_at_other_sizes(settings, tmp_path):
 
 def test_a_zoomed_network_at_other_sizes(tmp_path):
     model = small_model(None, zoom=1.5)
-    onnx_file.write_onnx(model, tmp_path / "model.onnx")
+    program.write_onnx(model, tmp_path / "model.onnx")
     export(model, tmp_path / "model.pt2", check.centre_crops(data.chelsea(), [(64, 96)]))
     run, program_too = (check.runner(tmp_path / name) for name in ("model.onnx", "model.pt2"))
     for size in SIZES:
@@ -156,7 +155,7 @@ def test_the_gaussians_weights_keep_their_precision_for_narrow_colours(tmp_path)
     model = small_model({"kernel": "gaussian", "gate": False, "window": 15, "contexts": 0, "average": False})
     with torch.no_grad():
         model.mean_field.triple_penalty.log_colour_width.fill_(np.log(0.01))
-    onnx_file.write_onnx(model, tmp_path / "model.onnx")
+    program.write_onnx(model, tmp_path / "model.onnx")
     image = photograph((60, 75))
     penalty = model.mean_field.triple_penalty
     with torch.no_grad():
