@@ -2,8 +2,7 @@
 
 console       how commands fail, show progress, and print tables and sentences
 process       threads, memory and output of the process, set when a command runs
-network       the option --network: a network of the user's own
-ray           the option --ray: a cluster
+options       options that several commands share: --network, --ray, --device, --scales, --flip
 predict, video, fit, refine, train, evaluate, explain, calibrate, export, models, bench, doctor, data: one file per
 command; page is that of `deepmrf app`
 """
@@ -24,9 +23,9 @@ from deepmrf.cli.explain import EXPLAIN_HELP, explain_command
 from deepmrf.cli.export import EXPORT_HELP, export_command
 from deepmrf.cli.fit import FIT_HELP, fit_command
 from deepmrf.cli.models import MODELS_HELP, models_command
+from deepmrf.cli.options import RayCommand
 from deepmrf.cli.page import APP_HELP, app_command
 from deepmrf.cli.predict import PREDICT_HELP, predict_command
-from deepmrf.cli.ray import RayCommand
 from deepmrf.cli.refine import REFINE_HELP, refine_command
 from deepmrf.cli.train import TRAIN_HELP, train_command
 

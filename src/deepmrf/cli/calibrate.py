@@ -10,7 +10,7 @@ from rich.console import Console
 
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, percent, say, sentences, table
-from deepmrf.cli.network import NetworkOption, own_code
+from deepmrf.cli.options import NetworkOption, own_code
 
 CALIBRATE_HELP = """Find the temperature at which a model is as sure as it is right.
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, count, percent, say, sentences, split_scales, table
-from deepmrf.cli.network import NetworkOption, own_code
+from deepmrf.cli.options import DeviceOption, FlipOption, NetworkOption, ScalesOption, own_code
 
 if TYPE_CHECKING:
     from deepmrf.evaluation.intervals import Gain, Interval
@@ -49,11 +49,8 @@ def evaluate_command(
     ],
     data: Annotated[str, typer.Option(help="The data, such as camvid:PATH, voc:PATH or folder:PATH.")],
     split: Annotated[str, typer.Option(help="Which part of it.")] = "val",
-    scales: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FACTORS", show_default="1", help="Resize the image by these factors and average."),
-    ] = None,
-    flip: Annotated[bool, typer.Option("--flip", help="Also the mirror image, averaged.")] = False,
+    scales: ScalesOption = None,
+    flip: FlipOption = False,
     stages: Annotated[
         bool, typer.Option("--stages", help="Also the network alone (b11), and the MRF's gain with its interval.")
     ] = False,
@@ -63,9 +60,7 @@ def evaluate_command(
     video: Annotated[
         bool, typer.Option("--video", help="Frames in order, with temporal consistency; the default for 3-D models.")
     ] = False,
-    device: Annotated[
-        str | None, typer.Option(show_default="cuda if there is one", help="Where to compute: cpu or cuda.")
-    ] = None,
+    device: DeviceOption = None,
     pictures: Annotated[
         Path | None,
         typer.Option(help="Folder for a page of all images: truth, network, model, and where the MRF gains and fails."),

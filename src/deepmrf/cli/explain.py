@@ -10,7 +10,7 @@ from rich.console import Console
 
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, count, fail, say, sentences
-from deepmrf.cli.network import NetworkOption, own_code
+from deepmrf.cli.options import NetworkOption, own_code
 
 EXPLAIN_HELP = """Show what a model has learned, and what each of its layers does to a picture.
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from deepmrf.cli import process
 from deepmrf.cli.console import say, sentences, table
-from deepmrf.cli.network import NetworkOption, own_code
+from deepmrf.cli.options import NetworkOption, own_code
 
 EXPORT_HELP = """Write a whole model, network and MRF, to one file: ONNX (.onnx) or torch.export (.pt2).
 

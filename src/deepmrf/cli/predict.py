@@ -17,8 +17,7 @@ from rich.console import Console
 
 from deepmrf.cli import process, video
 from deepmrf.cli.console import Bars, fail, percent, say, share, split_scales, table, warn
-from deepmrf.cli.network import NetworkOption, own_code
-from deepmrf.cli.ray import RayOption
+from deepmrf.cli.options import DeviceOption, FlipOption, NetworkOption, RayOption, ScalesOption, own_code
 
 if TYPE_CHECKING:
     from deepmrf.data.progress import Progress
@@ -87,11 +86,8 @@ def predict_command(
             help="animals, street, street-fast (deepmrf models), folder, OWNER/NAME; repeatable.",
         ),
     ] = None,
-    scales: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FACTORS", show_default="1", help="Resize the image by these factors and average."),
-    ] = None,
-    flip: Annotated[bool, typer.Option("--flip", help="Also the mirror image, averaged.")] = False,
+    scales: ScalesOption = None,
+    flip: FlipOption = False,
     tile: Annotated[
         int | None,
         typer.Option(help="Full resolution, in tiles of this many pixels a side, each seen with its surroundings."),
@@ -103,9 +99,7 @@ def predict_command(
             help="Shrink larger images to this longer side for the network; 0 never does.",
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(show_default="cuda if there is one", help="Where to compute: cpu or cuda.")
-    ] = None,
+    device: DeviceOption = None,
     batch: Annotated[int, typer.Option(help="Images of equal size to compute together; helps GPUs.")] = 1,
     overlay: Annotated[bool, typer.Option(help="Write the image with its labels painted over it.")] = True,
     legend: Annotated[

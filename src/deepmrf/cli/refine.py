@@ -11,7 +11,7 @@ from rich.console import Console
 
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, say, say_pairs, sentences, split_settings, table, warn
-from deepmrf.cli.ray import RayOption
+from deepmrf.cli.options import RayOption
 
 PRESET_FIELDS = {
     "voc": "CAMs and pseudo-labels of weak supervision; pydensecrf's own example",

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, fail, percent, say, say_pairs, split_settings, table
-from deepmrf.cli.network import NetworkOption, own_code
+from deepmrf.cli.options import NetworkOption, own_code
 
 TRAIN_HELP = """Train a Deep Parsing Network by a recipe: the paper's four stages, one after the other.
 

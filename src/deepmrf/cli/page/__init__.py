@@ -21,6 +21,7 @@ from rich.console import Console
 
 from deepmrf.cli import process
 from deepmrf.cli.console import say, sentences
+from deepmrf.cli.options import DeviceOption
 
 APP_HELP = """Open a page to segment pictures and clips, and to move the MRF while looking at the result.
 
@@ -47,9 +48,7 @@ def app_command(
     ] = None,
     host: Annotated[str, typer.Option(help="Who may connect: 0.0.0.0 for every machine.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(show_default="7860 or the next free one", help="The port.")] = None,
-    device: Annotated[
-        str | None, typer.Option(show_default="cuda if there is one", help="Where to compute: cpu or cuda.")
-    ] = None,
+    device: DeviceOption = None,
     max_megabytes: Annotated[float, typer.Option(help="Refuse larger files.")] = 50,
     max_megapixels: Annotated[float, typer.Option(help="Refuse larger pictures.")] = 24,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,

@@ -137,14 +137,11 @@ class Session:
 
     def _refine(self, output: NetworkOutput, chosen: str, values: Values) -> Tensor:
         """Probabilities (L, h, w)."""
-        mrf = adjust(self._field(chosen), values)
-        log_q = DeepParsingNetwork(nn.Identity(), mrf, self.labels).refined(output.log_p, output.image)
-        return log_q[0].exp()
-
-    def _field(self, chosen: str) -> MeanField:
         if chosen not in self.fields:
             raise ValueError(f"There is no MRF {chosen!r} here: choose one of {', '.join(self.fields)}.")
-        return self.fields[chosen]
+        mrf = adjust(self.fields[chosen], values)
+        log_q = DeepParsingNetwork(nn.Identity(), mrf, self.labels).refined(output.log_p, output.image)
+        return log_q[0].exp()
 
     def segmentation(self, frame: int | None = None, probabilities: bool = False) -> Segmentation:
         """The result as it was shown last, at the picture's own size; of another frame, if given."""
