@@ -99,7 +99,11 @@ def cached(folder: Path | str, names: Sequence[str], frames: Array | Tensor, met
         raise ValueError(f"There are {len(names)} names for {len(clip)} frames: pass one for each.")
     from deepmrf.data.writing import replacing  # here: layers import flow, and must not bring Pillow
 
-    method_name = method if isinstance(method, str) else _name_of(method)
+    method_name = (
+        method if isinstance(method, str) else f"{method.__module__}.{getattr(method, '__qualname__', '<none>')}"
+    )
+    if "<" in method_name:
+        raise ValueError(f"Flows of {method!r} cannot be cached by its name: pass a function defined with def.")
     checksums = [zlib.crc32(frame.tobytes()) for frame in clip]
     pairs = []
     for t in range(len(clip) - 1):
@@ -115,13 +119,6 @@ def cached(folder: Path | str, names: Sequence[str], frames: Array | Tensor, met
                 np.savez(file, flow=pair, checksum=checksum)
         pairs.append(pair)
     return flow_of_pairs(pairs, clip.shape[1:3])
-
-
-def _name_of(method: Callable[..., Any]) -> str:
-    name = getattr(method, "__qualname__", "<none>")
-    if "<" in name:
-        raise ValueError(f"Flows of {method!r} cannot be cached by its name: pass a function defined with def.")
-    return f"{method.__module__}.{name}"
 
 
 def _read_pair(path: Path, checksum: Array, size: tuple[int, ...]) -> Array | None:

@@ -109,18 +109,15 @@ class PredictionFolder:
 
     def stems(self) -> list[str]:
         """All predictions. STEM_0.png, STEM_1.png ... are one, unless STEM.png lies there or an id is missing."""
-        sets = {stem for stem, pictures in self.numbered.items() if self._is_complete(stem, pictures)}
+        sets = {
+            stem
+            for stem, pictures in self.numbered.items()
+            if stem not in self.pictures and len(pictures) > 1 and set(map(int, pictures)) == set(range(len(pictures)))
+        }
         in_sets = {path.stem for stem in sets for path in self.numbered[stem].values()}
-        maps = {stem for stem in self.pictures if not self._is_confidence(stem)}
+        maps = set(self.pictures) - {stem + _CONFIDENCE_ENDING for stem in self.pictures}
         folders = {stem for stem in self.folders if self.find(stem) is not None}
         return sorted(set(self.arrays) | folders | sets | (maps - in_sets))
-
-    def _is_confidence(self, stem: str) -> bool:
-        return stem.endswith(_CONFIDENCE_ENDING) and stem.removesuffix(_CONFIDENCE_ENDING) in self.pictures
-
-    def _is_complete(self, stem: str, pictures: dict[str, Path]) -> bool:
-        ids = sorted(int(number) for number in pictures)
-        return stem not in self.pictures and len(ids) > 1 and ids == list(range(len(ids)))
 
 
 def open_prediction(

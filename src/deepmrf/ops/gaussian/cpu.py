@@ -24,11 +24,6 @@ PIXELS_PER_JOB = 1024
 """Of a row: their sums stay in the second cache."""
 
 
-def _odd_cache_lines(size: int) -> int:
-    """size, rounded up to an odd number of cache lines: rows then begin at places of a cache that are far apart."""
-    return (-(-size // 16) | 1) * 16
-
-
 class _Problem:
     """The operator's arguments as the kernels take them: images (T, H, W), T and H being one axis of R rows."""
 
@@ -43,7 +38,8 @@ class _Problem:
         self.maps_shape = (*a.q.shape[:2], self.rows, self.width)
         self.before = tuple(before for before, _ in sides)
         self.window = tuple(before + after + 1 for before, after in sides)
-        self.length = _odd_cache_lines(self.width + self.window[2] + PIXELS_READ_BEYOND)
+        # An odd number of cache lines: rows then begin at places of a cache that are far apart.
+        self.length = (-(-(self.width + self.window[2] + PIXELS_READ_BEYOND) // 16) | 1) * 16
 
         # 2^-x is cheaper than e^-x, and the factors of both squared distances go into what they are computed from.
         self.a, self.b = a.bandwidths.detach().to(torch.float64)

@@ -159,21 +159,15 @@ def number_private_rows(joined: Array, start: int, stop: int, base: int) -> None
 
 
 @compiled
-def collect_private(rows: Array, home: Array, base: int, width: int) -> None:
-    """rows[home] += private rows."""
+def exchange_private(rows: Array, home: Array, base: int, width: int, collect: bool) -> None:
+    """rows[home] += private rows, to `collect` them; else private rows = rows[home]."""
     for k in range(len(home)):
         to, at = np.int64(home[k]) * width, (base + k) * width
         for c in range(width):
-            rows[to + c] += rows[at + c]
-
-
-@compiled
-def return_private(rows: Array, home: Array, base: int, width: int) -> None:
-    """Private rows = rows[home]."""
-    for k in range(len(home)):
-        to, at = np.int64(home[k]) * width, (base + k) * width
-        for c in range(width):
-            rows[at + c] = rows[to + c]
+            if collect:
+                rows[to + c] += rows[at + c]
+            else:
+                rows[at + c] = rows[to + c]
 
 
 @compiled

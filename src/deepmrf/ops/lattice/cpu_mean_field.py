@@ -133,10 +133,11 @@ class _Inference:
     def _blur(self, rows: Any) -> None:
         kernels, width = self.kernels, self.width
         for home, base in zip(self.home, self.private, strict=True):
-            kernels.collect_private(rows, home, base, width)
+            kernels.exchange_private(rows, home, base, width, True)
         for base, vertices, runs, ends, matrix, shift in self.lattices:
             blur_rows(rows, runs, ends, shift, width)
             if matrix is not None:
                 part = rows[base * width : (base + vertices) * width]
                 run_in_parts(partial(kernels.mix_rows, part, matrix, width), vertices, part_count(vertices))
-        run_jobs(lambda k: kernels.return_private(rows, self.home[k], self.private[k], width), len(self.parts))
+        private = [(rows, home, base, width, False) for home, base in zip(self.home, self.private, strict=True)]
+        run_jobs(lambda k: kernels.exchange_private(*private[k]), len(private))

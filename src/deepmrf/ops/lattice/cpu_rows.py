@@ -123,10 +123,6 @@ def _over_corners(b: Any, at: Any, corners: Any, vertex: Any, weight: Any, emit:
         corner(last)
 
 
-def _larger(b: Any) -> Callable[[Any, Any], Any]:
-    return lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y)
-
-
 @operation
 def gather(
     b: Any, out: Any, start: Any, rows: Any, vertex: Any, weight: Any,
@@ -171,7 +167,9 @@ def softmax(b: Any, row: Any, at: Any, width: Any) -> None:
     top, total = cgutils.alloca_once(b, FLOAT), cgutils.alloca_once(b, FLOAT)
     b.store(FLOAT(float("-inf")), top)
     b.store(FLOAT(0.0), total)
-    larger = _larger(b)
+
+    def larger(x: Any, y: Any) -> Any:
+        return b.select(b.fcmp_ordered(">", x, y), x, y)
 
     def find_top(block: Block) -> None:
         b.store(larger(block.reduced(block.load(row, at), larger), b.load(top)), top)
