@@ -49,7 +49,7 @@ def test_palette_can_be_indexed_by_any_mask():
         ({"names": ["a", "b"], "colours": [[0, 0, 0]]}, "2 names but 1 colours"),
         ({"names": ["a"], "colours": [[1, 2]]}, "colour of 'a' is"),
         ({"names": ["a"], "colours": [[1, 2, 256]]}, "ints of 0 to 255"),
-        ({"names": ["a"], "colours": [7]}, "'colours' of a label set are"),
+        ({"names": ["a"], "colours": [7]}, "'colours' of labels are"),
         ({"names": ["a", "b"], "ignore": 1}, "The void id is 1; give an int of 2 to 255"),
         ({"names": ["a"], "ingore": 2}, "unknown key 'ingore'"),
         ({"colours": []}, "has no 'names'"),

@@ -32,21 +32,15 @@ class LabelSet:
             raise ValueError(f"A label set has {labels} names; give between 1 and 255, since masks are 8-bit.")
         for name in self.names:
             if not isinstance(name, str) or not name.strip() or self.names.count(name) > 1:
-                raise ValueError(
-                    f"The label name {name!r} is empty, repeated or not text; give each label its own name."
-                )
+                raise ValueError(f"The label name {name!r} is empty, repeated or not text; give each its own name.")
         object.__setattr__(self, "colours", tuple(self.colours) or choose_colours(self.names))
         if len(self.colours) != labels:
-            raise ValueError(
-                f"A label set has {labels} names but {len(self.colours)} colours; give one for each label."
-            )
+            raise ValueError(f"A label set has {labels} names but {len(self.colours)} colours; give one per label.")
         for name, colour in zip(self.names, self.colours, strict=True):
             if len(colour) != 3 or not all(isinstance(c, int) and 0 <= c <= 255 for c in colour):
                 raise ValueError(f"The colour of {name!r} is {colour!r}; give red, green and blue as ints of 0 to 255.")
         if not isinstance(self.ignore, int) or not labels <= self.ignore <= 255:
-            raise ValueError(
-                f"The void id is {self.ignore!r}; give an int of {labels} to 255, outside the labels 0 to {labels - 1}."
-            )
+            raise ValueError(f"The void id is {self.ignore!r}; give an int of {labels} to 255, behind the labels.")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -79,9 +73,7 @@ class LabelSet:
         try:
             triples = () if colours is None else tuple(tuple(colour) for colour in colours)
         except TypeError:
-            raise ValueError(
-                f"The 'colours' of a label set are {colours!r}; give [red, green, blue] per label."
-            ) from None
+            raise ValueError(f"The 'colours' of labels are {colours!r}; give [red, green, blue] per label.") from None
         return cls(tuple(names), triples, values.get("ignore", 255))
 
     @classmethod

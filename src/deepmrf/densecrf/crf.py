@@ -125,9 +125,7 @@ class DenseCRF:
             return torch.from_numpy(given.reshape(labels).copy()).to(self.device)
         if given.shape == (labels, labels):
             return torch.from_numpy((given + given.T) / 2).to(self.device)
-        raise ValueError(
-            f"compat has shape {given.shape}: give a number, a vector ({labels},) or a matrix ({labels}, {labels})."
-        )
+        raise ValueError(f"compat has shape {given.shape}: give a number, ({labels},) or ({labels}, {labels}).")
 
     def inference(self, niter: int) -> Floats:
         """Q (nlabels, N) after `niter` iterations."""
@@ -168,9 +166,7 @@ class DenseCRF:
     def _checked(self, q: Any) -> Floats:
         array = as_floats(q, "Q")
         if array.shape != (self.nlabels, self.npoints):
-            raise ValueError(
-                f"Q has shape {array.shape}: give ({self.nlabels}, {self.npoints}), as startInference does."
-            )
+            raise ValueError(f"Q has shape {array.shape}: give ({self.nlabels}, {self.npoints}), like startInference.")
         return array
 
 
@@ -216,9 +212,7 @@ class DenseCRF2D(DenseCRF):
         if image.ndim == 3 and image.shape[:2] == (self.width, self.height) and self.width != self.height:
             raise ValueError(self._swapped("rgbim", image.shape[:2]))
         if image.ndim != 3 or image.shape[:2] != (self.height, self.width) or not np.isfinite(image).all():
-            raise ValueError(
-                f"rgbim has shape {image.shape}: give finite numbers ({self.height}, {self.width}, channels)."
-            )
+            raise ValueError(f"rgbim has shape {image.shape}: give finite ({self.height}, {self.width}, channels).")
         planes = torch.from_numpy(image.transpose(2, 0, 1).copy())[None].to(self.device)
         self._add(bilateral_features(planes, self._yx(sxy), srgb, reverse=True), compat, kernel, normalization)
 

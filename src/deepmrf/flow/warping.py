@@ -22,9 +22,7 @@ def warp(maps: Tensor, flow: Tensor, mode: Literal["bilinear", "nearest"] = "bil
     Outside the image, the pixel at its border is repeated; `inside` tells where that happens.
     """
     if maps.dim() != 4 or flow.shape != (maps.shape[0], 2, *maps.shape[2:]):
-        raise ValueError(
-            f"maps has shape {tuple(maps.shape)} and flow {tuple(flow.shape)}: pass (B, C, H, W) and (B, 2, H, W)."
-        )
+        raise ValueError(f"maps {tuple(maps.shape)} and flow {tuple(flow.shape)}: pass (B, C, H, W) and (B, 2, H, W).")
     dtype = torch.promote_types(maps.dtype, torch.float32)  # half precision cannot count pixels
     size = flow.new_tensor([maps.shape[3], maps.shape[2]], dtype=dtype).view(2, 1, 1)
     grid = (2 * _destinations(flow.to(dtype)) + 1) / size - 1  # -1 .. 1 from edge to edge

@@ -106,10 +106,7 @@ def check_scores(log_p: Tensor, wait: bool = False) -> None:
     if math.isnan(result) or result == math.inf:
         raise ValueError("log_p holds NaN (or +inf): look for a division by zero or an overflow before this layer.")
     if result == -math.inf and bool((log_p.detach().amax(1) == -math.inf).any()):
-        raise ValueError(
-            "log_p is -inf for all labels of a pixel: give at least one of them a finite score, "
-            "and 0 to all where nothing is known."
-        )
+        raise ValueError("log_p is -inf for all labels of a pixel: give one a finite score, or 0 to all of them.")
 
 
 def check_features(image: Tensor, wait: bool = False) -> None:

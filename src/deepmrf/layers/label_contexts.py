@@ -91,9 +91,7 @@ class LabelContexts(nn.Module):
     def set_compatibility(self, compatibility: Tensor) -> None:
         """Make label u pay compatibility[u, v] for label v at the same pixel, and nothing for its surroundings."""
         if tuple(compatibility.shape) != (self.labels, self.labels):
-            raise ValueError(
-                f"compatibility has shape {tuple(compatibility.shape)}: pass ({self.labels}, {self.labels})."
-            )
+            raise ValueError(f"compatibility has shape {tuple(compatibility.shape)}: pass {(self.labels,) * 2}.")
         if self.rank is not None:
             raise ValueError("Compressed contexts cannot take a compatibility: set it before compress.")
         self.weight.zero_()

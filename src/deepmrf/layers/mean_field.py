@@ -243,10 +243,7 @@ class MeanField(nn.Module):
             )
         expected = (log_p.shape[0], *log_p.shape[2:])
         if flow.shape != expected:
-            raise ValueError(
-                f"flow is of clips (B, T, H, W) = {flow.shape}, but log_p of {expected}: estimate it on the same "
-                "frames, at the same size."
-            )
+            raise ValueError(f"flow has (B, T, H, W) = {flow.shape}, log_p {expected}: estimate it on the same frames.")
         if flow.forward.device != log_p.device:
             raise ValueError(f"flow is on {flow.forward.device}, log_p on {log_p.device}: move one with .to(device).")
 

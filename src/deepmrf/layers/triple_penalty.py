@@ -92,13 +92,9 @@ class TriplePenalty(nn.Module):
             if not isinstance(flag, bool):
                 raise ValueError(f"{name}={flag!r} must be True or False.")
         if (smoothness or normalize) and kernel not in ("gaussian", "global"):
-            raise ValueError(
-                f"smoothness and normalize belong to kernel='gaussian' and 'global', but kernel={kernel!r}."
-            )
+            raise ValueError(f"smoothness and normalize are for kernel='gaussian' and 'global', not kernel={kernel!r}.")
         if kernel == "global" and window not in (None, 1):
-            raise ValueError(
-                f"window={window!r} with kernel='global', which has none: leave it out, or take 'gaussian'."
-            )
+            raise ValueError(f"window={window!r} with kernel='global', which has none: leave it out.")
         if (size is None) == (kernel == "learned"):
             raise ValueError(f"size={size!r} with kernel={kernel!r}: kernel='learned' needs it, the others take none.")
         if temporal and (dims != 3 or kernel in ("learned", "global")):

@@ -71,9 +71,7 @@ class CRFLoss(nn.Module):
         labels = probabilities.shape[1]
         ignored = {label % labels for label in self.ignore_labels if -labels <= label < labels}
         if len(ignored) != len(set(self.ignore_labels)) or len(ignored) == labels:
-            raise ValueError(
-                f"ignore_labels={list(self.ignore_labels)} must name some, not all, of the labels 0 to {labels - 1}."
-            )
+            raise ValueError(f"ignore_labels={self.ignore_labels} must name some, not all, of the {labels} labels.")
         counted = [label for label in range(labels) if label not in ignored]
         p = (probabilities if not ignored else probabilities[:, counted]) * mask
         agreement = (p * apply_filter(p)).sum()

@@ -102,9 +102,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read the config.json of a whole model and check that all its parts are there."""
     for name in (CONFIG, WEIGHTS):
         if not saved_path(folder, name).is_file():
-            raise FileNotFoundError(
-                f"{folder} holds no {name}: give a folder that deepmrf train or save_pretrained wrote."
-            )
+            raise FileNotFoundError(f"{folder} holds no {name}: give one that deepmrf train or save_pretrained wrote.")
     try:
         config = _parse(saved_path(folder, CONFIG))
     except (ValueError, RecursionError) as error:
@@ -261,6 +259,4 @@ def _parse(path: Path) -> Any:
 def _check_format(folder: Path, config: Mapping[str, Any]) -> None:
     number = config.get("format", 0)
     if not isinstance(number, int) or number > FORMAT:
-        raise ValueError(
-            f"{folder / CONFIG} has format {number!r}, newer than this deepmrf reads ({FORMAT}): upgrade deepmrf."
-        )
+        raise ValueError(f"{folder / CONFIG} has format {number!r}, newer than {FORMAT}: upgrade deepmrf.")

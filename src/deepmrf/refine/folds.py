@@ -39,9 +39,7 @@ def groups_by_name(stems: Sequence[str], pattern: str) -> list[str]:
         raise ValueError(f"The pattern of groups {pattern!r} finds nothing in the name {missing[0]}; correct it.")
     groups = [str(name) for name in names]
     if len(set(groups)) < 2:
-        raise ValueError(
-            f"The pattern of groups {pattern!r} finds one group alone, {groups[0]}; cross-validation needs 2 or more."
-        )
+        raise ValueError(f"The pattern of groups {pattern!r} finds one group alone, {groups[0]}; 2 or more are needed.")
     return groups
 
 

@@ -26,13 +26,9 @@ class LabelIds:
     def __post_init__(self) -> None:
         for value in (*self.ids, *self.void):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
-                raise ValueError(
-                    f"The id {value!r} of a label is no whole number of 0 to 255; correct 'ids' or 'ignore'."
-                )
+                raise ValueError(f"The id {value!r} of a label is no int of 0 to 255; correct 'ids' or 'ignore'.")
         if self.soft and len(self.ids) != 2:
-            raise ValueError(
-                f"Soft masks have two labels, but there are {len(self.ids)} ids; give labels of two names."
-            )
+            raise ValueError(f"Soft masks have two labels, but there are {len(self.ids)} ids; give two labels.")
         if len({*self.ids, *self.void}) != len(self.ids) + len(self.void):
             raise ValueError(f"The ids {self.ids} and {self.void} of labels and void repeat; give each its own.")
 

@@ -83,9 +83,7 @@ class FitSettings:
                 raise ValueError(f"{name}={value!r} must be a whole number, at least {bound}.")
         count = self.labels
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= 255):
-            raise ValueError(
-                f"labels={count!r} must be a whole number from 2 to 255; leave it out to have them counted."
-            )
+            raise ValueError(f"labels={count!r} must be a whole number from 2 to 255; without it, they are counted.")
         for name in ("penalty_rate", "contexts_rate"):
             if not 0 < getattr(self, name) < 10:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be above 0 and below 10.")

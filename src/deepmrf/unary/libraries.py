@@ -34,10 +34,7 @@ def from_transformers(model: nn.Module, processor: Any = None, **options: Any) -
     config = getattr(model, "config", None)
     labels = getattr(config, "num_labels", None)
     if not isinstance(labels, int):
-        raise TypeError(
-            f"{type(model).__name__} has no config.num_labels: pass a model of transformers, "
-            "or use deepmrf.unary.wrap(network, labels)."
-        )
+        raise TypeError(f"{type(model).__name__} has no config.num_labels: use deepmrf.unary.wrap(network, labels).")
     return Wrapped(model, labels, **(_normalisation(processor) | options))
 
 
@@ -76,9 +73,7 @@ def _head_labels(model: nn.Module, head: str) -> int:
     part = getattr(model, head, None)
     convolutions = [] if part is None else [layer for layer in part.modules() if isinstance(layer, nn.Conv2d)]
     if not convolutions:
-        raise TypeError(
-            f"{type(model).__name__} has no {head} that ends in a convolution: use deepmrf.unary.wrap(network, labels)."
-        )
+        raise TypeError(f"{type(model).__name__} has no {head} that ends in a convolution: use deepmrf.unary.wrap.")
     return convolutions[-1].out_channels
 
 

@@ -130,10 +130,7 @@ def key_extents(reach: Sequence[float]) -> list[int]:
     axes = len(reach)
     largest = [sum(reach[i:]) + i * reach[max(i - 1, 0)] for i in range(axes)]
     if max(largest) > MAX_COORDINATE:  # kernels would find a simplex that does not exist, and write outside of arrays
-        raise ValueError(
-            f"Features reach {max(largest):.3g} widths, where float32 tells points no longer apart: "
-            "give smaller features or larger widths."
-        )
+        raise ValueError(f"Features reach {max(largest):.3g} widths, too far for float32: give larger widths.")
     return [2 * math.ceil(x) + 6 * (axes + 1) + 1 for x in largest]
 
 
