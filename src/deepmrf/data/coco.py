@@ -61,10 +61,7 @@ class CocoDataset(Dataset):
 
 
 def coco(root: str | os.PathLike[str], split: str, min_pixels: int = 1000) -> Dataset:
-    """Open the images of "train" or "val" (2017, else 2014), or of a split given by its full name.
-
-    min_pixels: leave out images whose objects have no larger area, by the annotations and without crowds.
-    """
+    """Open "train" or "val" (2017, else 2014); min_pixels: leave out images whose objects have no larger area."""
     folder = need_folder(Path(root), "COCO's annotations and images")
     split, annotations = _annotations(folder, split)
     candidates = [folder / split, folder / "images" / split]

@@ -67,10 +67,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def read_list(path: Path, full_lines: bool = False) -> list[str]:
-    """Read a list of one image per line and return their names without the ending.
-
-    full_lines: a line is one name, with folders and spaces; else folders and further columns are cut off.
-    """
+    """Return the names in a list of images, without their endings; full_lines: a line is one name, with folders."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
@@ -132,10 +129,7 @@ def decoded(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
 
 @contextmanager
 def opened(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
-    """Read the header of an image, and refuse one of more pixels; None is Pillow's own limit, 179 million.
-
-    Formats that run other programs are left out.
-    """
+    """Read the header of an image, and refuse one of more pixels; None is Pillow's own limit, 179 million."""
     with ExitStack() as stack:
         if max_pixels is not None:
             stack.enter_context(_without_pillow_limit())
@@ -196,10 +190,7 @@ def read_image(path: Path, max_pixels: int | None = None) -> Bytes:
 
 
 def to_rgb(picture: Image.Image, path: Path) -> Bytes:
-    """Convert a Pillow image of any mode to RGB (H, W, 3); `path` is its name in errors.
-
-    Bands of rows are converted one by one: beside the picture, memory holds the result alone.
-    """
+    """Convert a Pillow image of any mode to RGB (H, W, 3), in bands to save memory; `path`: its name in errors."""
     turn = 1
     with suppress(Exception):  # ignore a broken EXIF block
         turn = picture.getexif().get(ORIENTATION, 1)

@@ -137,10 +137,7 @@ def read_volume_mask(
 
 
 def unit_range(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Scale the intensities so that the 1st and 99th percentile are 0 and 1, and clip; NaN becomes 0.
-
-    Features then have the same unit for CT, MRI of any scanner and microscopes.
-    """
+    """Scale intensities so that their 1st and 99th percentile are 0 and 1, and clip; NaN becomes 0."""
     flat = values.reshape(-1)[:: max(1, values.size // PERCENTILE_VOXELS)]
     finite = flat[np.isfinite(flat)].astype(np.float64)
     low, high = np.percentile(finite, PERCENTILES) if finite.size else (0.0, 1.0)

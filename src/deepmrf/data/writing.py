@@ -32,10 +32,7 @@ BYTES_TRIED = 4096
 
 @contextmanager
 def replacing(path: Path, sync: bool = False) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` at the end of the block; after an error, `path` is as before.
-
-    sync: wait until the content is on the disk. Missing folders are created.
-    """
+    """Open a file that replaces `path` when the block ends without an error; sync: wait until it is on the disk."""
     if is_special(path):
         with path.open("wb") as device:
             yield device

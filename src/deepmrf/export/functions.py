@@ -110,10 +110,7 @@ def gaussian_penalty(
 
 
 def _position_term(window: Sequence[int], spacing: Sequence[float], b: Value) -> Value:
-    """-|j - z|^2 / 2 b^2 for j of a block and z around it, (N, rows * M).
-
-    It is -OUTSIDE_WINDOW or less where z is j or not in N(j).
-    """
+    """-|j - z|^2 / 2 b^2 for j of a block and z around it, (N, rows * M); far below 0 where z is not in N(j)."""
     (up, _), (left, _) = reaches(window)
     column = np.arange(BLOCK + window[1] - 1) - np.arange(BLOCK)[:, None]  # counted from the window's left edge
     in_window = (column >= 0) & (column < window[1])

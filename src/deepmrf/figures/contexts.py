@@ -61,10 +61,7 @@ def strongest_pairs(gains: Floats) -> list[Pair]:
 
 
 def arrangement(label_maps: Sequence[Ids], pair: Pair, size: tuple[int, int]) -> Floats:
-    """Return where B lies around A in label maps (H, W): (h, w), ln of its share at each offset over the mean share.
-
-    NaN where no B is so near to an A.
-    """
+    """Return ln of B's share at each offset from A over the mean share, (h, w); NaN where no B is near an A."""
     height, width = size
     together, total = np.zeros(size), np.zeros(size)
     for labels in label_maps:

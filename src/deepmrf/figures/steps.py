@@ -87,10 +87,7 @@ def _share_right(ids: Ids, truth: Ids, ignore: int) -> float:
 
 @styled
 def stage_bars(scores: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Draw scores of 0 to 1, {stage: {metric: score}}, as a group of bars for each metric, a bar for each stage.
-
-    Bars begin at zero; the numbers above them are in per cent.
-    """
+    """Draw scores of 0 to 1, {stage: {metric: score}}, as bars in per cent: a group for each metric."""
     stages = list(scores)
     metrics = list(scores[stages[0]])
     figure = drawing.new_figure(1.9)

@@ -17,10 +17,7 @@ from torch.nn import functional
 
 
 def warp(maps: Tensor, flow: Tensor, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
-    """Sample maps (B, C, H, W) at j + flow(j) for every pixel j, with flow (B, 2, H, W). Differentiable.
-
-    Outside the image, the pixel at its border is repeated; `inside` tells where that happens.
-    """
+    """Sample maps (B, C, H, W) at j + flow(j), flow (B, 2, H, W); outside the image its border is repeated."""
     if maps.dim() != 4 or flow.shape != (maps.shape[0], 2, *maps.shape[2:]):
         raise ValueError(f"maps {tuple(maps.shape)} and flow {tuple(flow.shape)}: pass (B, C, H, W) and (B, 2, H, W).")
     dtype = torch.promote_types(maps.dtype, torch.float32)  # half precision cannot count pixels

@@ -109,8 +109,5 @@ def dense_crf(
 
 
 def crf_rnn(labels: int, *, iterations: int = 5, learn: bool = True, **settings: object) -> MeanField:
-    """Build a dense CRF whose compatibility, weights and bandwidths are learned through its iterations.
-
-    It takes the settings of dense_crf and starts from Potts compatibility.
-    """
+    """Build a dense CRF (see dense_crf) whose compatibility, weights and bandwidths are learned; it starts as Potts."""
     return dense_crf(labels, iterations=iterations, learn=learn, **settings)  # type: ignore[arg-type]

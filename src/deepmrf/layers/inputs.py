@@ -96,10 +96,7 @@ def check_image(image: Tensor | None, like: Tensor, features: int, dims: int) ->
 
 
 def check_scores(log_p: Tensor, wait: bool = False) -> None:
-    """Refuse NaN, +inf and pixels without a possible label in log-probabilities; -inf means "impossible".
-
-    wait: look at numbers of an accelerator too. That waits for the device, so it is not for every call.
-    """
+    """Refuse NaN, +inf and pixels whose labels are all -inf; wait: look at an accelerator's numbers, too."""
     if torch.compiler.is_compiling() or (log_p.device.type != "cpu" and not wait):
         return
     result = total(log_p)  # one pass without a temporary tensor
@@ -200,10 +197,7 @@ def warn_of_logits(name: str, logits: Tensor) -> None:
 
 
 def warn_of_image(image: Tensor, colour_width: float | None) -> None:
-    """Warn where an RGB image (B, 3, *S) of floats is not in [0, 1].
-
-    colour_width: that of a Gaussian kernel, in the image's own unit; None for the distance kernel.
-    """
+    """Warn where an RGB image (B, 3, *S) of floats is not in [0, 1]; colour_width: of a Gaussian kernel, or None."""
     values = _sample(image)
     low, high = float(values.min()), float(values.max())
     harmless = low >= HARMLESS_RANGE[0] and high <= HARMLESS_RANGE[1]

@@ -247,10 +247,7 @@ class TriplePenalty(nn.Module):
         links: Links | None,
         add_links: bool = False,
     ) -> Tensor:
-        """penalty(q, features, norms, frame) for every frame, on the stack of frames around it. (B, L, T, H, W)
-
-        add_links: add what the pixels on the trajectory contribute by link_weights.
-        """
+        """penalty(q, features, norms, frame) on the stack around every frame; add_links: plus what link_weights add."""
         links = links or Links(q.shape[2])
         full = links.reach(reaches(self.window)[0])
         before, after = reach = full if self._sees_windows_of_other_frames() else (0, 0)

@@ -119,10 +119,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read the tensors of a folder, real ones as float32; a ValueError where they differ in name or shape.
-
-    expected: tensors of the same names and shapes. Their values do not count.
-    """
+    """Read the tensors of a folder, real ones as float32; a ValueError where names or shapes are not as expected."""
     with safe_open(saved_path(folder, WEIGHTS), framework="pt") as file:
         names = set(file.keys())
         for name in (*expected, *sorted(names)):

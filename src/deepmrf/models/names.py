@@ -40,10 +40,7 @@ def bundled() -> list[str]:
 
 
 def open_model(name: str | os.PathLike[str], network: OwnNetwork | None = None) -> DeepParsingNetwork:
-    """Read the model of that name: a bundled one, a folder that deepmrf train or save_pretrained wrote, or a hub id.
-
-    network: the network of a folder that was saved around one of the user's own.
-    """
+    """Read a bundled model, one in a folder, or one on the hub; network: of a folder saved around one's own."""
     return from_folder(find_folder(name), network)
 
 

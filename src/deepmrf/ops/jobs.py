@@ -52,10 +52,7 @@ _pool_size = 0
 
 
 def compiled_before() -> bool:
-    """Did an earlier process leave compiled kernels on the disk? Answered without importing numba.
-
-    Only numba's first choice of a folder is searched: the answer may be a wrong False, never a wrong True.
-    """
+    """Did an earlier process leave compiled kernels on the disk? May be a wrong False, never a wrong True."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     folder = Path(chosen) if chosen else Path(__file__).parent
     return installed("numba") and next(folder.glob("**/gaussian*/**/cpu_kernels.*.nbi"), None) is not None
@@ -75,10 +72,7 @@ def suits_window_sums(a: Any) -> bool:
 
 
 def compiled(function: Callable[..., Any], fastmath: Collection[str] = FUSED) -> Any:
-    """The function compiled by numba on its first call, and cached on disk where a folder can be written.
-
-    fastmath: FUSED, EXACT or ANY_ORDER.
-    """
+    """The function compiled by numba at its first call, cached on disk if possible; fastmath: such as FUSED."""
     import numba
 
     announce_compilations()
@@ -194,10 +188,7 @@ def run_jobs(job: Callable[[int], Result], count: int) -> list[Result]:
 
 @cache
 def wait_without_spinning() -> bool:
-    """Make OpenMP's threads sleep soon after their work, for the rest of the process; False where that is impossible.
-
-    The user's own choice (OMP_WAIT_POLICY, GOMP_SPINCOUNT) stays.
-    """
+    """Make OpenMP's threads sleep after their work, unless the user has chosen otherwise; False if impossible."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     library = next(Path(torch.__file__).parent.glob("lib/libgomp*"), None)
     chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_THREAD_LIMIT"} & os.environ.keys()

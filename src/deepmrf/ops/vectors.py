@@ -68,10 +68,7 @@ class Vectors:
         self.builder.store(value, pointer, align=_bytes(data.type.pointee))
 
     def prefetch(self, data: Any, *terms: Any, write: bool = False, locality: int = 2) -> None:
-        """Bring the numbers at an index near before they are needed; the index need not be inside the array.
-
-        locality: 3 for the first cache, 2 for the second.
-        """
+        """Bring the numbers at an index, in the array or not, near; locality: 3 for the first cache, 2 the second."""
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         function = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
@@ -115,10 +112,7 @@ class Vectors:
         self.builder.store(self.multiply_add(a, b, self.builder.load(variable)), variable)
 
     def exp2_of_negative(self, numbers: Sequence[Any]) -> list[Any]:
-        """2^-x of each x >= 0; 0 where the result would be below the smallest normal number; NaN stays NaN.
-
-        Step by step for all of them, so that the processor has several to work on while it waits for one.
-        """
+        """2^-x of each x >= 0; 0 below the smallest normal number; NaN stays. Side by side: none waits for another."""
         b = self.builder
         mantissa, bias = (23, 127) if self.element == FLOAT else (52, 1023)
         # From here on the exponent of the result is 0, and so is the result. A NaN fails the comparison and stays.

@@ -109,10 +109,7 @@ def _only_at_frame(x: Tensor, frame: int, frames: int) -> Tensor:
 
 
 def axis_sum(x: Tensor, axis: int, reach: Reach, frame: int = ALL) -> Tensor:
-    """sum of x[j - before .. j + after] along one axis, for every j, by a running sum: O(1) in the window.
-
-    With `frame`, for j = frame alone.
-    """
+    """sum of x[j - before .. j + after] along an axis by a running sum, O(1) in the window; for j = `frame` alone."""
     before, after = reach
     size = x.shape[axis]
     if frame != ALL:

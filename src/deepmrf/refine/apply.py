@@ -241,10 +241,7 @@ def _count_workers(mrf: MeanField, todo: Sequence[MatchedFiles], workers: int) -
 def refine_image(
     mrf: MeanField, log_p: Maps, image: Tensor, spacing: Spacing | None, with_p: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Labels (*S) of uint8 and, if asked, probabilities (L, *S) of float16, of an image or a volume; in tiles if large.
-
-    spacing: distance between a volume's voxels; None for an image.
-    """
+    """Labels (*S) of uint8 and, if asked, probabilities (L, *S) of float16; spacing: of a volume, else None."""
     labels = torch.empty(log_p.shape[1:], dtype=torch.uint8)
     p = torch.empty(log_p.shape, dtype=torch.float16) if with_p else None
     max_bytes = MAX_IMAGE_BYTES if spacing is None else MAX_TILE_BYTES

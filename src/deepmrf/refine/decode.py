@@ -108,10 +108,7 @@ def labels_first(values: Array, labels: int | None, path: Path, dims: int = 2) -
 
 @dataclass(frozen=True)
 class LogProbabilities:
-    """Log-probabilities (L, *S) of float32, computed part by part when they are asked for: maps[:, rows, columns].
-
-    So an array that is larger than the memory can stay in its file.
-    """
+    """Log-probabilities (L, *S) of float32, computed by maps[:, rows, columns]: large arrays stay in their file."""
 
     shape: tuple[int, ...]
     read: Callable[[Region], Tensor]

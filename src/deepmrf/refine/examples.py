@@ -51,10 +51,7 @@ class Example:
 
 
 def open_examples(matched: list[MatchedFiles], masks: Path, labels: int | None = None) -> Examples:
-    """The examples of a folder of masks; labels.json beside the masks or among them describes their labels.
-
-    Without labels.json there are `labels` labels, or as many as the predictions show.
-    """
+    """The examples of a folder of masks; labels.json in or above it, `labels` or the predictions tell the labels."""
     for folder in (masks, masks.parent):
         if (folder / LABELS_FILE).is_file():
             return Examples(matched, *read_labels(folder), labels_json=folder / LABELS_FILE)
@@ -75,10 +72,7 @@ class Examples:
         labels_counted: bool = False,
         labels_json: Path | None = None,
     ) -> None:
-        """lookup, colours: from ids and colours in masks to labels. labels_counted: counted in the predictions.
-
-        labels_json: the file that describes the labels, or would, for errors to name.
-        """
+        """lookup, colours: from masks to labels. labels_counted: in the predictions. labels_json: for errors."""
         self.files, self.labels, self.lookup, self.colours = list(matched), labels, lookup, colours
         self.label_ids = LabelIds.from_lookup(lookup, len(labels))
         self.labels_counted, self.labels_json = labels_counted, labels_json

@@ -45,10 +45,7 @@ def fit(
     phases: Phases = no_phases,
     clock: Callable[[], float] = time.monotonic,
 ) -> FitReport:
-    """Learn an MRF for the predictions of images or volumes with masks, and score it by cross-validation.
-
-    clock: tells the seconds that settings.minutes limits.
-    """
+    """Learn an MRF for predictions with masks, scored by cross-validation; clock: seconds, for settings.minutes."""
     start = clock()
     settings = settings or default_settings(images)
     chosen_device(settings.device)

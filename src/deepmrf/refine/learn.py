@@ -172,10 +172,7 @@ def run_batch(mrf: MeanField, log_p: Tensor, image: Tensor, spacings: Sequence[S
 
 
 def crop(example: Example, size: Sequence[int], random: np.random.Generator, *maps: Tensor) -> tuple[Tensor, ...]:
-    """Cut the same part out of log_p, image, mask and `maps`; pixels beyond the image are void.
-
-    Half of the images are mirrored. Volumes are not: a body's left and right differ.
-    """
+    """Cut the same part out of log_p, image, mask and `maps`, void beyond the image; mirror half of the images."""
     corner = _corner(example, size, random)
     region: tuple[EllipsisType | slice, ...] = (
         ...,
@@ -187,7 +184,7 @@ def crop(example: Example, size: Sequence[int], random: np.random.Generator, *ma
         border = [pixels for count in reversed(missing) for pixels in (0, count)]
         fill = (0, 0, VOID, *[0] * len(maps))
         crops = [functional.pad(values, border, value=v) for values, v in zip(crops, fill, strict=True)]
-    mirrored = example.mask.dim() == 2 and random.random() < 0.5
+    mirrored = example.mask.dim() == 2 and random.random() < 0.5  # no volumes: a body's left and right differ
     return tuple(values.flip(-1) for values in crops) if mirrored else tuple(crops)
 
 

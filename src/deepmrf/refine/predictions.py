@@ -226,10 +226,7 @@ def _pictures_by_label(
 
 
 def count_labels(predictions: Iterable[PredictionFiles]) -> int:
-    """L: as many as the first array has, or the most that label maps or pictures show.
-
-    A file that cannot be read matters only where no other tells: reading it later names it.
-    """
+    """L: as many as the first array has, or the most that label maps or pictures show; bad files are skipped."""
     most, first_error = 0, None
     for files in predictions:
         try:

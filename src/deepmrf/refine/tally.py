@@ -15,10 +15,7 @@ from deepmrf.refine.examples import Example, Examples
 
 
 class Tally:
-    """The scores of the label maps of examples, one example after the other.
-
-    all_scores: count what boundaries, boxes and tags of images need, too; the score that decides does without.
-    """
+    """The scores of examples' label maps; all_scores: those of boundaries, boxes and tags of images, too."""
 
     def __init__(self, examples: Examples, all_scores: bool = False) -> None:
         names, volumes = examples.labels.names, examples.dims == 3

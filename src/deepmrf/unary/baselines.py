@@ -72,10 +72,7 @@ class Double(nn.ConvTranspose2d):
 
 
 class FCN8s(VGGNetwork):
-    """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
-
-    labels: L. channels: of fc6 and fc7, 4096 as published. dropout: probability of dropping a value behind them.
-    """
+    """FCN-8s, with the arguments of VGG16; 4096 channels as published."""
 
     name = "fcn8s"
     FULLY_CONNECTED = ("fc6.0", "fc7.0")
@@ -111,10 +108,7 @@ def unpool(x: Tensor, indices: Tensor, size: Sequence[int]) -> Tensor:
 
 
 class SegNet(VGGNetwork):
-    """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
-
-    labels: L. dropout: probability of dropping a channel before the labels' scores, while training; none as published.
-    """
+    """SegNet, with the arguments of VGG16 but channels; without dropout as published."""
 
     name = "segnet"
 
@@ -159,10 +153,7 @@ def _identity(labels: int, size: int, dilation: int) -> nn.Conv2d:
 
 
 class Dilation8(VGG16):
-    """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
-
-    labels: L. channels: of fc6 and fc7, 4096 as published. dropout: probability of dropping a value behind them.
-    """
+    """Dilation8, with the arguments of VGG16; 4096 channels as published."""
 
     name = "dilation8"
 
@@ -177,10 +168,7 @@ class Dilation8(VGG16):
 
 
 class DeepLab(VGG16):
-    """image (B, 3, H, W), floats in [0, 1] or uint8 -> logits (B, L, H, W).
-
-    labels: L. channels: of fc6 and fc7, 1024 as published. dropout: probability of dropping a value behind them.
-    """
+    """DeepLab-LargeFOV, with the arguments of VGG16; 1024 channels as published."""
 
     name = "deeplab"
     FC6 = (3, 12)

@@ -128,10 +128,7 @@ def enlarge(maps: Tensor, factor: int, size: Sequence[int]) -> Tensor:
 
 
 class Network(nn.Module):
-    """A unary network. It has an attribute for each of its constructor's arguments.
-
-    labels: L. dropout: probability of dropping values while training. counts: further whole numbers, at least 1.
-    """
+    """A unary network, with an attribute per argument of its constructor; counts: whole numbers, at least 1."""
 
     name: ClassVar[str]
     labels: int

@@ -74,10 +74,7 @@ def _width(label: str, value: float, high: float) -> Control:
 
 @torch.no_grad()
 def adjust(mrf: MeanField, values: Mapping[str, float | None]) -> MeanField:
-    """A copy of the MRF with these values of its controls, each brought into its range.
-
-    Another window leaves the weight of each pair of pixels as it is. Fewer contexts are the first ones of each label.
-    """
+    """A copy of the MRF with these values of its controls, in their ranges; fewer contexts are the first ones."""
     known = controls(mrf)
     chosen = {name: control.clamp(values.get(name)) for name, control in known.items()}
     old, state = mrf.triple_penalty, mrf.state_dict()

@@ -39,10 +39,7 @@ footer { display: none !important; }
 
 
 class Tab:
-    """A tab with a viewer, a choice of MRFs and their controls; `read` begins a session with the files that were sent.
-
-    models: names to choose from; none for the tab of predictions.
-    """
+    """A tab with a viewer, a choice of MRFs and their controls; models: names to choose from, or none."""
 
     def __init__(
         self,

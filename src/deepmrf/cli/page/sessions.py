@@ -161,10 +161,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions of a server, and the models that they use.
-
-    models: names as `deepmrf.load` takes them. folder: for files while they are needed.
-    """
+    """All sessions of a server, and the models that they use; folder: for files while they are needed."""
 
     def __init__(
         self, models: Sequence[str], folder: Path, limits: Limits | None = None, device: str | None = None

@@ -152,12 +152,7 @@ def _shifted(features: Tensor, plan: Plan) -> Tensor:
 def _launch(
     a: Arguments, plan: Plan, x: Tensor, shifted: Tensor, out: Tensor, ungated: Tensor, partials: Tensor | None = None
 ) -> None:
-    """Sum x into out.
-
-    Forward: x is q, and `keep` writes the sum before the gate to `ungated`.
-    With partials: x is the gradient, `ungated` is read, and `partials` gets each program's share of the weights'
-    gradients.
-    """
+    """Sum x into out: forward q; with `partials`, which get sums for the weights' gradients, the gradient."""
     from deepmrf.ops.distance import gpu_kernels as kernels
 
     frames, height, width = plan.window.sizes

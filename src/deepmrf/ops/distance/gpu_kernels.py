@@ -14,10 +14,7 @@ import triton.language as tl
 def shift_features(
     features, shifted, planes, H, W, before, after, scale, SAMPLES: tl.constexpr, ROWS: tl.constexpr, P: tl.constexpr
 ):
-    """Centred features (B, F, H, W) into (3, B, F, H, P): in place, as seen `after` to the left, `before + 1` right.
-
-    They are centred about the mean of SAMPLES pixels: distances are the same about any number near the mean.
-    """
+    """Centred features (B, F, H, W) into (3, B, F, H, P): in place, as seen `after` to the left, `before + 1` right."""
     plane = tl.program_id(0).to(tl.int64)
     here = features + plane * H * W
     sample = tl.arange(0, SAMPLES).to(tl.int64) * H * W // SAMPLES

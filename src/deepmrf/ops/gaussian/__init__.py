@@ -129,10 +129,7 @@ def _forward(a: Arguments) -> Pair:
 
 
 def _backward(grad: Tensor, ungated: Tensor, a: Arguments, needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    """One sweep over the offsets: all but q's gradient needs pair(j, z) = s(j, z) * sum over labels of pulled_j q_z.
-
-    With `frame`, grad is known to be zero in the other frames.
-    """
+    """One sweep: all but q's gradient needs pair(j, z) = s(j, z) * sum over labels of pulled_j q_z."""
     dtype = _working(a.q)
     x, g, w = a.q.to(dtype), grad.to(dtype), a.weights.to(dtype)[0]
     pulled = g * x if a.gate else g

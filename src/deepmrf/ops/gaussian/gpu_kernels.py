@@ -240,10 +240,7 @@ def feature_pull(
     ADD: tl.constexpr, F: tl.constexpr, LABELS: tl.constexpr, COLOURS: tl.constexpr, GROUP: tl.constexpr,
     TY: tl.constexpr, TX: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """sum over z of s(j, z) <query_j, key_z> (I_j - I_z) around TY x TX pixels, (B, F, T, H, W).
-
-    ADD: to what is there.
-    """
+    """sum over z of s(j, z) <query_j, key_z> (I_j - I_z), (B, F, T, H, W); ADD adds it to what is there."""
     tile = tl.program_id(0)
     image = (tl.program_id(1) // T).to(tl.int64)
     t = tl.program_id(1) % T

@@ -124,10 +124,7 @@ class _Filter(torch.autograd.Function):
 
 
 def gaussian_filter(values: Tensor, features: Tensor | None, lattice: Lattice | None = None) -> Tensor:
-    """Filter values (B, C, N) by features (B, d, N), with gradients to both, or by a lattice alone.
-
-    lattice: of these features, where it is built already.
-    """
+    """Filter values (B, C, N) by features (B, d, N), with gradients to both; lattice: of these features, or alone."""
     if features is None:
         if lattice is None:
             raise ValueError("Give features, or a lattice that is built of some.")

@@ -175,10 +175,7 @@ def step(
     scores: Array, rows: Array, vertex: Array, take: Array, give: Array, corners: int, width: int, first_step: bool,
     last_step: bool, new_rows: Array, q: Array, start: int, stop: int,
 ) -> None:  # fmt: skip
-    """A mean-field step for the pixels start .. stop - 1: slice, add the scores, softmax, and splat into new rows.
-
-    The first step has nothing to slice; the last one writes q (L, N) instead of splatting.
-    """
+    """A mean-field step for some pixels: slice, add scores, softmax, and splat; the last one writes q (L, N)."""
     block = np.empty(PIXELS_AT_ONCE * width, np.float32)
     sliced = 0 if first_step else corners
     for first in range(start, stop, PIXELS_AT_ONCE):

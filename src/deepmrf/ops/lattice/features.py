@@ -38,10 +38,7 @@ def position_features(
     device: torch.device | str | None = None,
     origin: Sequence[int] | None = None,
 ) -> Tensor:
-    """Positions of the pixels of an image of this size over the widths (pixels) of its axes: (1, axes, N).
-
-    origin: position of the first pixel, where the image is a part of a larger one; None: zero along each axis.
-    """
+    """Positions of an image's pixels over widths (pixels) of its axes, (1, axes, N); origin: of the first pixel."""
     steps = _widths(widths, len(size), "position")
     features = torch.empty(1, len(size), *size, dtype=dtype, device=device)
     _fill_positions(features, steps, reverse, origin)
