@@ -8,7 +8,7 @@ multiplications become about 2 (P / (P - n + 1))^2, 3.6 for a 9 x 9 filter and P
 The gradient to t is the same with flipped filters from K L maps to L. The gradient to the filters sums the products of
 the two spectra over the tiles, and returns to n x n once at the end.
 
-The kernels are compiled on their first use: cpu_transforms.py, cpu_tiles.py and cpu_kernels.py.
+The kernels are compiled on their first use: cpu_tiles.py and cpu_kernels.py.
 """
 
 from __future__ import annotations
