@@ -22,10 +22,9 @@ from deepmrf.data.remote import URL, Mirror, Names, exists, fetch, path_or_url, 
 from deepmrf.data.volumes import NiftiVolume, volumes_in
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.remote import MAX_IMAGES_PER_SHARE, TRANSFERS
-from deepmrf.refine.apply import Refinement, RefineReport, refine_files
+from deepmrf.refine.apply import Refinement, RefineReport, ResultWriter, refine_files
 from deepmrf.refine.matching import MatchedFiles
 from deepmrf.refine.predictions import Folder
-from deepmrf.refine.results import ResultWriter
 
 LEVELS_OF_PREDICTIONS = 2
 """A prediction may be a folder of pictures."""
