@@ -5,6 +5,8 @@
 
 Every labelled pixel is of one kind, the first of these that fits:
 
+    smeared       of a label between those of two opposite neighbours, both of which go on. Hardly a pixel is, except in
+                  masks that were resized by interpolation: there the ids at every border are averages, and no truth
     thin, lost    of a part narrower than 5 pixels (an opening by 5 x 5 pixels takes it away), in a region of truth most
                   of which is wrong; regions are connected by their sides
     thin, found   of a part as narrow of another region
@@ -23,6 +25,7 @@ Right pixels have a kind, too, so that one sees which of them the MRF breaks. An
     both       "window 9" where "second 0.05" allows it: labels that are near and that the network takes for possible
     border d   pixels within d of a border of truth are right
     kept       the MRF mends what it mends and breaks nothing
+    sharp      no network: the truth, its smeared labels replaced by the nearer of the two labels beside them
     stride s   no network: the truth averaged over cells of s x s pixels and enlarged again, as a network's output is
 
 Prints Markdown, writes a JSON file per model.
@@ -58,7 +61,7 @@ SMALL_SHARE = 0.001
 """Share of the image's pixels below which a region of truth is small."""
 THIN_PIXELS = 5
 BORDER_KINDS = ("border 1", "border 2", "border 3-4", "border 5-8")
-KINDS = ("thin, lost", "thin, found", "small, lost", "lost", "invented", *BORDER_KINDS, "inside")
+KINDS = ("smeared", "thin, lost", "thin, found", "small, lost", "lost", "invented", *BORDER_KINDS, "inside")
 COUNTS = ("pixels", "wrong", "second", "mended", "broken")
 """Of each kind and true label: pixels; wrong ones; wrong ones whose truth is the network's second-best label; those
 that the MRF mends; right ones that it breaks."""
@@ -87,6 +90,22 @@ def _neighbours() -> list[tuple[tuple[slice, slice], tuple[slice, slice]]]:
         ((all_, first), (all_, last)),
         ((all_, last), (all_, first)),
     ]
+
+
+def sharpened(truth: Tensor, ignore: int) -> Tensor:
+    """The truth (H, W) with smeared labels replaced by the nearer of the two labels beside them."""
+    height, width = truth.shape
+    padded = functional.pad(truth, (2, 2, 2, 2), value=ignore)
+    sharp = truth.clone()
+    for dy, dx in ((0, 1), (1, 0), (1, 1), (1, -1)):
+        before2, before, after, after2 = (
+            padded[2 + n * dy : 2 + n * dy + height, 2 + n * dx : 2 + n * dx + width] for n in (-2, -1, 1, 2)
+        )
+        low, high = torch.minimum(before, after), torch.maximum(before, after)
+        flat = (before == before2) & (after == after2) & (high != ignore)
+        nearer = torch.where(truth - low <= high - truth, low, high)
+        sharp = torch.where(flat & (low < truth) & (truth < high), nearer, sharp)
+    return sharp
 
 
 def thin_parts(truth: Tensor) -> Tensor:
@@ -122,8 +141,8 @@ def pixel_kinds(truth: Tensor, before: Tensor, borders: Tensor, ignore: int) -> 
     right = valid & (before == truth)
     lost, missed = mostly_wrong(truth, right, valid)
     invented = mostly_wrong(before, right, valid)[0]
-    thin = thin_parts(truth)
-    fits = torch.stack([thin & lost, thin, missed, lost, invented, *borders, torch.ones_like(right)])
+    thin, smeared = thin_parts(truth), sharpened(truth, ignore) != truth
+    fits = torch.stack([smeared, thin & lost, thin, missed, lost, invented, *borders, torch.ones_like(right)])
     return fits.byte().argmax(0)  # the first
 
 
@@ -199,6 +218,7 @@ class Errors:
         for name, pixels in fixes.items():
             self._score(name, torch.where(pixels & wrong, truth, before), truth)
         self._score("regions", best_of_regions(before, truth, valid, self.labels), truth)
+        self._score("sharp", sharpened(truth, self.ignore), truth)
         for stride in STRIDES:
             self._score(f"stride {stride}", truth_at_stride(truth, stride, self.labels, self.ignore), truth)
 
@@ -274,7 +294,7 @@ def oracles_table(results: Sequence[dict[str, Any]]) -> str:
     rows = ["| | " + " | ".join(result["model"] for result in results) + " |", "|---" * (len(results) + 1) + "|"]
     for name in names:
         scores = [result["scores"][name] for result in results]
-        bare = name == "network" or name.startswith("stride")
+        bare = name.startswith(("network", "sharp", "stride"))
         cells = [f"{score['miou']:.1f}" + f" ({score['mended']:.0f})" * (not bare) for score in scores]
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
@@ -282,8 +302,8 @@ def oracles_table(results: Sequence[dict[str, Any]]) -> str:
 
 def classes_table(result: dict[str, Any]) -> str:
     """The IoU of each class, and the kinds of the errors in its true pixels."""
-    groups = {"thin": KINDS[:2], "small, lost": KINDS[2:3], "lost": KINDS[3:4], "invented": KINDS[4:5]}
-    groups |= {"border 1-4": KINDS[5:8], "farther": KINDS[8:]}
+    groups = {"smeared": KINDS[:1], "thin": KINDS[1:3], "small, lost": KINDS[3:4], "lost": KINDS[4:5]}
+    groups |= {"invented": KINDS[5:6], "border 1-4": KINDS[6:9], "farther": KINDS[9:]}
     columns = ("network", "MRF", "window 9", "border 2")
     rows = ["| class | " + " | ".join([*columns, *groups]) + " |", "|---" * (1 + len(columns) + len(groups)) + "|"]
     for index, name in enumerate(result["names"]):

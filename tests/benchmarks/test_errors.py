@@ -77,6 +77,25 @@ def test_thin_parts_are_those_of_an_opening_by_a_loop():
     assert 0 < int(thin.sum()) < truth.numel()
 
 
+def test_masks_that_were_resized_by_interpolation_are_known_by_their_borders():
+    large = torch.zeros(80, 120, dtype=torch.int64)
+    large[:, 50:] = 9
+    large[:, 90:] = 4
+    large[51:, :] = 7
+    plain = large[2::4, 2::4]
+    smeared = torch.nn.functional.avg_pool2d(large[None].float(), 4)[0].round().long()
+    assert torch.equal(errors.sharpened(plain, VOID), plain)
+    changed = smeared != plain
+    assert changed.any()
+    sharp = errors.sharpened(smeared, VOID)
+    real = torch.tensor([0, 4, 7, 9])
+    assert int((~torch.isin(smeared, real)).sum()) > 20
+    assert int((~torch.isin(sharp, real)).sum()) <= 2  # where three labels meet
+    kinds = errors.pixel_kinds(smeared, smeared, errors.label_borders(smeared, VOID), VOID)
+    assert torch.equal(kinds == errors.KINDS.index("smeared"), sharp != smeared)
+    assert not (errors.sharpened(torch.where(smeared == 9, VOID, smeared), VOID) == 9).any()
+
+
 def test_every_pixel_has_the_first_kind_that_fits():
     truth = torch.zeros(60, 60, dtype=torch.int64)
     truth[10:40, 5:8] = 1  # thin

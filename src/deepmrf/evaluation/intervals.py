@@ -152,7 +152,7 @@ class ImageConfusions:
         """Add an image."""
         self.items.append(item)
         for name, ids in labels.items():
-            self.matrices[name].append(confusion(ids, mask, len(self.data.labels), self.data.labels.ignore))
+            self.matrices[name].append(confusion(ids, mask, len(self.data.labels), self.data.labels.ignore).cpu())
 
     def gain(self, before: str, after: str) -> Gain:
         """Return what one predictor adds to another on the images so far."""
