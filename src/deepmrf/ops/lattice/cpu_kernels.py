@@ -163,10 +163,11 @@ def exchange_private(rows: Array, home: Array, base: int, width: int, collect: b
     """rows[home] += private rows, to `collect` them; else private rows = rows[home]."""
     for k in range(len(home)):
         to, at = np.int64(home[k]) * width, (base + k) * width
-        for c in range(width):
-            if collect:
+        if collect:
+            for c in range(width):
                 rows[to + c] += rows[at + c]
-            else:
+        else:
+            for c in range(width):
                 rows[at + c] = rows[to + c]
 
 
