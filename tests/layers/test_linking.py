@@ -542,7 +542,7 @@ def test_flow_for_another_clip():
     mrf, (log_p, image) = small(), clip()
     for flow, message in (
         (still(frames=3), r"\(B, T, H, W\) = \(2, 3, 5, 6\), log_p \(2, 4, 5, 6\): estimate it on the same"),
-        (still(size=(6, 5)), r"at the same size\.$"),
+        (still(size=(6, 5)), r"on the same frames\.$"),
         (still(batch=1), r"= \(1, 4, 5, 6\), log_p \(2, 4, 5, 6\)"),
     ):
         with pytest.raises(ValueError, match=message):
