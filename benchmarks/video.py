@@ -1,6 +1,7 @@
 """How fast `deepmrf predict` is on a video, which stage takes the time, and the peak of its memory.
 
 python benchmarks/video.py drive.mp4 --model street               # a video of one's own, every frame of it
+python benchmarks/video.py drive.mp4 --frame-by-frame             # without the links between frames
 python benchmarks/video.py --frames 2000 --width 320 --height 180 # made up: memory must not grow with its length
 
 Prints one line of JSON. Stages overlap: their seconds add up to more than the time that passed. "network" is the unary
@@ -35,13 +36,12 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=320)
     parser.add_argument("--height", type=int, default=180)
     parser.add_argument("--size", type=int, default=None, help="as of deepmrf predict")
-    parser.add_argument("--inflate", action="store_true", help="link frames along the flow, as models of clips do")
+    parser.add_argument("--frame-by-frame", action="store_true", help="link no frames")
+    parser.add_argument("--flow", default="dis-fast", choices=("dis-fast", "dis"))
     parser.add_argument("--consistency", action="store_true")
     parser.add_argument("--out", type=Path, default=None, help="keep the video that is written")
     given = parser.parse_args()
     segmenter = deepmrf.load(given.model, size=given.size, device="cpu")
-    if given.inflate:
-        segmenter = Segmenter([segmenter.model.inflate()], size=given.size, device="cpu")
     watch = Watch(segmenter)
     with tempfile.TemporaryDirectory() as folder:
         source = given.source
@@ -50,7 +50,15 @@ def main() -> None:
             make_up(source, given.frames or 200, given.height, given.width)
         start, worked = time.perf_counter(), time.process_time()
         out = given.out or Path(folder) / "out.mp4"
-        report = video.record(segmenter, source, out, consistency=given.consistency, max_frames=given.frames)
+        report = video.record(
+            segmenter,
+            source,
+            out,
+            flow=given.flow,
+            consistency=given.consistency,
+            max_frames=given.frames,
+            frame_by_frame=given.frame_by_frame,
+        )
         passed, worked = time.perf_counter() - start, time.process_time() - worked
     seconds = report.seconds
     if "mrf" not in seconds:  # models of single frames run both at once

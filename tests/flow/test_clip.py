@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from deepmrf import ops
 from deepmrf.flow import Flow, consistent, estimate, join, warp
 from deepmrf.flow.clip import frames_at
 
@@ -152,3 +153,27 @@ def test_bad_shapes(shapes, message):
 def test_whole_numbers_are_no_flow():
     with pytest.raises(TypeError, match=r"pass flows in pixels as floats\.$"):
         Flow(*(torch.zeros(1, 2, 1, 3, 3, dtype=torch.int64),) * 2)
+
+
+def test_kernels_follow_and_check_as_pytorch_does():
+    """Fractions of pixels, flows that leave the image, gaps, NaN, on odd sizes: the same links, but for rounding."""
+    generator = torch.Generator().manual_seed(0)
+    ways = [
+        2 * torch.randn(2, 2, 4, 1, 1, generator=generator) + 0.1 * torch.randn(2, 2, 4, 17, 23, generator=generator)
+        for _ in range(2)
+    ]
+    ways[1] = -ways[0] + 0.3 * torch.randn(ways[0].shape, generator=generator)  # some of it leads back
+    ways[0][0, 0, 0, 3, 4] = torch.nan
+    with ops.use("torch"):
+        expected = Flow(*ways)
+        links = expected.trajectories(2, 3)
+    flow = Flow(*ways)
+    assert 0.1 < expected.forward_reliable.float().mean() < 0.9
+    assert (flow.forward_reliable == expected.forward_reliable).float().mean() > 0.999
+    assert (flow.backward_reliable == expected.backward_reliable).float().mean() > 0.999
+    for step, (way, reliable) in (
+        Flow(*ways, expected.forward_reliable, expected.backward_reliable).trajectories(2, 3).items()
+    ):
+        same = reliable == links[step][1]
+        assert same.float().mean() > 0.995, step
+        torch.testing.assert_close(way * same, links[step][0] * same, atol=1e-4, rtol=1e-4)

@@ -86,7 +86,7 @@ def test_any_function_may_replace_dis():
         (np.zeros((2, 4, 5, 3), np.float32), ramp, r"pass uint8 RGB frames \(T, H, W, 3\)\.$"),
         (np.zeros((4, 5, 3), np.uint8), ramp, r"pass uint8 RGB frames \(T, H, W, 3\)\.$"),
         (np.zeros((0, 4, 5, 3), np.uint8), ramp, r"pass uint8 RGB frames \(T, H, W, 3\)\.$"),
-        (np.zeros((2, 4, 5, 3), np.uint8), "raft", r"method='raft' is unknown: pass 'dis' or a function"),
+        (np.zeros((2, 4, 5, 3), np.uint8), "raft", r"method='raft' is unknown: pass 'dis', 'dis-fast' or a function"),
         (np.zeros((2, 4, 5, 3), np.uint8), lambda a, b: a, r"method must return \(H, W, 2\)\.$"),
     ],
 )

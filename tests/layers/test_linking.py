@@ -613,7 +613,7 @@ def test_frame_weights_of_zero_cost_no_windows(gate, kernel, agree):
     clips = inflated(kernel=kernel, gate=gate)
     slow = clips(log_p, image, flow).detach()  # frame weights may get gradients, so that the windows are there
     with torch.no_grad():
-        assert not clips.triple_penalty._sees_windows_of_other_frames()
+        assert not clips.triple_penalty.sees_windows_of_other_frames()
         agree(clips(log_p, image, flow), slow, 1e-9)
         agree(clips(log_p, image), clips.requires_grad_(True)(log_p, image).detach(), 1e-9)
         with ops.use("torch"):
@@ -626,13 +626,19 @@ def test_what_the_trajectory_adds(gate, dtype, agree):
     from deepmrf.ops.linked import Way, add_linked, add_linked_reference, suits
 
     log_p, _, flow = steady_clip(dtype=dtype)
-    q, t = log_p.exp(), torch.rand(4, 3, 17, 22, dtype=dtype)
-    ways = {dt: Way(torch.tensor(0.3 * dt), *way) for dt, way in flow.trajectories(2, 1, slice(4, 6)).items()}
+    q, t = log_p.exp(), torch.rand(2, 3, 17, 22, dtype=dtype)
+    own = q[:, :, 4] if gate else None
+    ways = [
+        Way(torch.tensor(0.3 * dt), q[:, :, 4 + dt], way[:, :, 0], reliable[:, :, 0])
+        for dt, (way, reliable) in flow.trajectories(2, 1, slice(4, 5)).items()
+    ]
     with torch.no_grad():
-        expected = add_linked_reference(t, q, ways, 4, gate)
-        assert suits(t, q, ways)
-        agree(add_linked(t, q, ways, 4, gate), expected, 1e-5 if dtype == torch.float32 else 1e-12)
-    assert not suits(t, q, ways)  # gradients could be wanted
+        expected = add_linked_reference(t, ways, own)
+        assert suits(t, ways)
+        with ops.use("torch"):
+            agree(linking.add_along(t, ways, own), expected, 1e-5 if dtype == torch.float32 else 1e-12)
+        agree(add_linked(t, ways, own), expected, 1e-5 if dtype == torch.float32 else 1e-12)
+    assert not suits(t, ways)  # gradients could be wanted
 
 
 @pytest.mark.parametrize("settings", [{}, {"iterations": 2}, {"normalize": True}], ids=["plain", "iterations", "norms"])

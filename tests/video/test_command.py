@@ -209,7 +209,7 @@ def test_what_is_no_video(type_in, film):
         (("a.mov", "b/c.mov", "--labels", "m"), 2, "m would get the label maps of 2 videos"),
         (("a.mov", "-o", "x.avi"), 1, "x.avi would be a .avi file, which cannot keep times"),
         (("a.mov", "--probabilities"), 2, "--probabilities is for images"),
-        (("a.mov", "--flow", "best"), 2, "--flow best is unknown: choose dis or none."),
+        (("a.mov", "--flow", "best"), 2, "--flow best is unknown: choose dis-fast, dis or none."),
         (("a.mov", "--max-frames", "0"), 1, "max_frames=0 must be at least 1 frame."),
         (("a.mov", "--consistency", "--flow", "none"), 1, "choose a flow"),
         (("a.mov", "-o", "a.txt"), 1, "a.txt is a file: give a folder for the results, or a video"),

@@ -151,7 +151,7 @@ def test_flow_and_agreement_are_measured_on_smaller_frames(segmenter, pictures, 
 
 def whole_clip(model, frames, linked):
     """What the model says of all frames at once: labels (T, H, W), probabilities (L, T, H, W)."""
-    flow = estimate(frames) if linked and len(frames) > 1 else None
+    flow = estimate(frames, "dis-fast") if linked and len(frames) > 1 else None
     clip = torch.from_numpy(np.ascontiguousarray(frames.transpose(3, 0, 1, 2)))[None]
     with torch.inference_mode():
         probabilities = model(clip, flow)[0].exp()
@@ -162,7 +162,7 @@ def whole_clip(model, frames, linked):
 @pytest.mark.parametrize("linked", [True, False], ids=["flow", "rigid"])
 def test_windows_give_what_the_whole_clip_would(clip_model, pictures, count, linked):
     frames = pictures(count, (33, 47))
-    stream = segment_video(Segmenter([clip_model], device="cpu"), Given(frames), flow="dis" if linked else None)
+    stream = segment_video(Segmenter([clip_model], device="cpu"), Given(frames), flow="dis-fast" if linked else None)
     results = list(stream)
     assert [item.frame.name for item in results] == [f"{n:06}" for n in range(count)]
     labels, probabilities = whole_clip(clip_model, frames, linked)

@@ -142,8 +142,9 @@ def predict_command(
     fps: Annotated[float, typer.Option(help="Frames a second of folders of frames.")] = 25.0,
     max_frames: Annotated[int | None, typer.Option(help="Videos: stop after so many frames.")] = None,
     flow: Annotated[
-        str, typer.Option(help="Videos: what links frames; dis, or none. Models of clips then see a rigid cube.")
-    ] = "dis",
+        str,
+        typer.Option(help="Videos: what links frames; dis-fast, dis, or none. Models of clips then see a rigid cube."),
+    ] = "dis-fast",
     frame_by_frame: Annotated[
         bool, typer.Option("--frame-by-frame", help="Videos: link no frames, also where the model can; flickers more.")
     ] = False,

@@ -31,8 +31,8 @@ class VideoOptions:
     """Frames per second of such folders."""
     max_frames: int | None = None
     """Stop after this many frames."""
-    flow: str = "dis"
-    """"dis" or "none"."""
+    flow: str = "dis-fast"
+    """"dis-fast", "dis" or "none"."""
     consistency: bool = False
     """Measure temporal consistency also for models of single frames."""
     probabilities: bool = False
@@ -52,8 +52,8 @@ def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[
 
     if options.labels is not None and not videos and all(os.path.lexists(text) for text in others):
         raise ValueError("--labels is for videos: the label maps of images are written into --out.")
-    if options.flow not in ("dis", "none"):
-        raise ValueError(f"--flow {options.flow} is unknown: choose dis or none.")
+    if options.flow not in ("dis-fast", "dis", "none"):
+        raise ValueError(f"--flow {options.flow} is unknown: choose dis-fast, dis or none.")
     if videos and not options.overlay and options.labels is None:
         raise ValueError("Nothing would be written of the video: give --labels DIR, or leave out --no-overlay.")
     if videos and options.probabilities:
@@ -95,7 +95,7 @@ def predict_video(
                 source,
                 _target(source, out) if options.overlay else None,
                 labels=options.labels,
-                flow=None if options.flow == "none" else "dis",
+                flow=None if options.flow == "none" else "dis" if options.flow == "dis" else "dis-fast",
                 consistency=options.consistency,
                 max_frames=options.max_frames,
                 frame_by_frame=options.frame_by_frame,

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepmrf.flow.warping import compose, consistent, inside, warp
+from deepmrf.ops import linked
 
 Link = tuple[Tensor, Tensor]
 """(flow (B, 2, T, H, W), reliable (B, 1, T, H, W)) from every frame to the frame a fixed number of frames away."""
@@ -66,13 +67,13 @@ class Flow:
 
     def to(self, device: torch.device | str) -> Flow:
         """Move the flow to another device."""
-        return Flow(*(getattr(self, field.name).to(device) for field in fields(self)))
+        return _flow_of(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def cut(self, start: int, stop: int) -> Flow:
         """Return the flow of frames start .. stop - 1."""
         if not 0 <= start < stop <= self.shape[1]:
             raise ValueError(f"Frames {start} .. {stop - 1} are not in this clip: it has {self.shape[1]}, from 0 on.")
-        return Flow(*(getattr(self, field.name)[:, :, start : stop - 1] for field in fields(self)))
+        return _flow_of(*(getattr(self, field.name)[:, :, start : stop - 1] for field in fields(self)))
 
     def crop(self, top: int, left: int, height: int, width: int) -> Flow:
         """Return the flow of a part of the image; flow that leaves this part is no longer reliable."""
@@ -90,6 +91,8 @@ class Flow:
     def resize(self, height: int, width: int) -> Flow:
         """Return the flow of the resized image; reliability is computed anew."""
         batch, _, old_height, old_width = self.shape
+        if (height, width) == (old_height, old_width):
+            return self
         scale = self.forward.new_tensor([width / old_width, height / old_height]).view(2, 1, 1)
         flows = []
         for flow in (self.forward, self.backward):
@@ -108,19 +111,17 @@ class Flow:
         for sign, reach in ((-1, before), (1, after)):
             if not reach:
                 continue
-            neighbour = self._neighbour(sign)
-            links[sign] = neighbour[0][:, :, start:stop], neighbour[1][:, :, start:stop]
+            links[sign] = self._neighbour(sign, start, stop)
             for step in range(sign, sign * reach, sign):
-                there = [frames_at(x, start + step, stop + step) for x in neighbour]
-                links[step + sign] = _follow(links[step], (there[0], there[1]))
+                links[step + sign] = _follow(links[step], self._neighbour(sign, start + step, stop + step))
         return links
 
-    def _neighbour(self, sign: int) -> Link:
-        """Return the link from every frame to the next (sign 1) or to the previous one (sign -1)."""
+    def _neighbour(self, sign: int, start: int, stop: int) -> Link:
+        """Return the link from the frames start .. stop - 1 to the next (sign 1) or to the previous one (sign -1)."""
         flow, reliable = (self.forward, self.forward_reliable) if sign > 0 else (self.backward, self.backward_reliable)
-        flow = torch.where(reliable, flow, 0)
-        padding = (0, 0, 0, 0, 0, 1) if sign > 0 else (0, 0, 0, 0, 1, 0)  # the last frame has no next one
-        return functional.pad(flow, padding), functional.pad(reliable, padding)
+        shift = 0 if sign > 0 else -1  # the first frame has no previous one
+        flow, reliable = (frames_at(x, start + shift, stop + shift) for x in (flow, reliable))
+        return torch.where(reliable, flow, 0), reliable
 
 
 def _follow(link: Link, neighbour: Link) -> Link:
@@ -128,6 +129,9 @@ def _follow(link: Link, neighbour: Link) -> Link:
     flow, reliable = (fold(x) for x in link)
     batch = link[0].shape[0]
     next_flow, next_reliable = (fold(x) for x in neighbour)
+    if linked.suits_flow(flow, next_flow):
+        extended, reliable = linked.follow(flow, reliable, next_flow, next_reliable)
+        return unfold(extended, batch), unfold(reliable, batch)
     # Flow is interpolated between four pixels, and all four must be reliable.
     reliable = reliable & (warp(next_reliable.to(flow.dtype), flow) > 0.999)
     extended = compose(flow, next_flow)
@@ -157,4 +161,16 @@ def join(flows: Sequence[Flow]) -> Flow:
     """Return the flow of a clip from those of its parts; each part begins with the last frame of the part before."""
     if not flows:
         raise ValueError("There is nothing to join: pass at least one flow.")
-    return Flow(*(torch.cat([getattr(flow, field.name) for flow in flows], 2) for field in fields(Flow)))
+    return _flow_of(*(torch.cat([getattr(flow, field.name) for flow in flows], 2) for field in fields(Flow)))
+
+
+def _flow_of(forward: Tensor, backward: Tensor, forward_reliable: Tensor, backward_reliable: Tensor) -> Flow:
+    """Return a Flow of parts that were checked already."""
+    flow = object.__new__(Flow)
+    vars(flow).update(
+        {
+            **{"forward": forward, "backward": backward},
+            **{"forward_reliable": forward_reliable, "backward_reliable": backward_reliable},
+        }
+    )
+    return flow

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from deepmrf.ops import linked
+
 
 def warp(maps: Tensor, flow: Tensor, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
     """Sample maps (B, C, H, W) at j + flow(j), flow (B, 2, H, W); outside the image its border is repeated."""
@@ -55,6 +57,8 @@ def consistent(forward: Tensor, backward: Tensor, share: float = 0.01, slack: fl
     |forward(j) + backward(j + forward(j))|^2 <= slack + share * (the sum of both squared lengths), in squared pixels.
     False where the flow leaves the image or is unknown.
     """
+    if linked.suits_flow(forward, backward):
+        return linked.reliable(forward, backward, share, slack)
     back = warp(backward, forward)
     gap = (forward + back).square().sum(1, keepdim=True)
     length = (forward.square() + back.square()).sum(1, keepdim=True)

@@ -15,7 +15,7 @@ Shapes: B batch, C maps, T frames, R = before + 1 + after, H, W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -63,8 +63,8 @@ class Links:
         """One layer of the stacks: what is dt frames away, (B * frames, C, H, W)."""
         layer = fold(frames_at(maps, span.start + dt, span.stop + dt))
         if dt and self.trajectories is not None:
-            way, reliable = (fold(x) for x in self._ways(dt, span))
-            layer = warp(layer, way)
+            flow, reliable = self._link(dt, span)
+            layer = warp(layer, flow)
             layer = layer if keep else torch.where(reliable, layer, 0)
         return layer
 
@@ -73,24 +73,22 @@ class Links:
 
         gate: times q (B, L, T, H, W) of the pixel itself.
         """
-        if self.trajectories is not None:
-            ways = {dt: Way(weight, *self._ways(dt, span)) for dt, weight in weights.items()}
-            if linked.suits(t, q, ways):
-                return linked.add_linked(t.contiguous(), q, ways, span.start, gate)
         own = self.layer(q, 0, span)
-        total = torch.zeros_like(own)
-        for dt, weight in weights.items():
-            total = torch.addcmul(total, weight, self.layer(q, dt, span))
-        return t + (own * total if gate else total)
-
-    def _ways(self, dt: int, span: slice) -> Link:
-        """The links of the frames in `span` to those dt frames away."""
-        assert self.trajectories is not None  # of a rigid cube there are none
-        first = self.wanted.start
-        flow, reliable = self.trajectories[dt]
-        return flow[:, :, span.start - first : span.stop - first], reliable[
-            :, :, span.start - first : span.stop - first
+        if self.trajectories is None:
+            total = sum((weight * self.layer(q, dt, span) for dt, weight in weights.items()), torch.zeros_like(own))
+            return t + (own * total if gate else total)
+        ways = [
+            Way(weight, fold(frames_at(q, span.start + dt, span.stop + dt)), *self._link(dt, span))
+            for dt, weight in weights.items()
         ]
+        return add_along(t, ways, own if gate else None)
+
+    def _link(self, dt: int, span: slice) -> Link:
+        """The flow (B * frames, 2, H, W) from the frames in `span` to those dt frames away, and its reliability."""
+        assert self.trajectories is not None  # a rigid cube has none
+        first = self.wanted.start
+        flow, reliable = (fold(x[:, :, span.start - first : span.stop - first]) for x in self.trajectories[dt])
+        return flow, reliable
 
     def over(self, maps: Tensor, channels: int, run: Callable[[slice], Tensor]) -> Tensor:
         """Call run(span) -> (B * frames, L, H, W) for a few wanted frames at a time; join the results, (B, L, T, H, W).
@@ -104,3 +102,16 @@ class Links:
         spans = [slice(start, min(start + step, stop)) for start in range(self.wanted.start, stop, step)]
         results = [unfold(run(span), batch) for span in spans]
         return torch.cat(results, 2) if len(results) > 1 else results[0]
+
+
+def add_along(t: Tensor, ways: Sequence[Way], gate: Tensor | None = None) -> Tensor:
+    """t (B, L, H, W) plus what the pixels on the trajectories add: the equation of ops/linked.py.
+
+    gate: q (B, L, H, W), or None without the gate. Without gradients it may overwrite t.
+    """
+    if linked.suits(t, ways):
+        return linked.add_linked(t.contiguous(), ways, gate)
+    total = torch.zeros_like(t)
+    for way in ways:
+        total = torch.addcmul(total, way.weight, torch.where(way.reliable, warp(way.maps, way.flow), 0))
+    return t + (total if gate is None else gate * total)

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from deepmrf.flow import Flow
+from deepmrf.flow.clip import Link
 from deepmrf.layers import energy
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import (
@@ -306,6 +307,23 @@ class MeanField(nn.Module):
     def _update(self, unary: Tensor, t: Tensor, links: Links | None = None) -> Tensor:
         penalty = t if self.label_contexts is None else self.label_contexts(t, links)  # b13, b14
         return log_softmax_of_difference(unary, penalty)  # b15
+
+    def links_frames_alone(self) -> bool:
+        """Do the frames of a clip meet on trajectories alone? Then `linked_frame` computes one by itself."""
+        return self._frames_are_independent() and not self.triple_penalty.sees_windows_of_other_frames()
+
+    def linked_frame(
+        self, log_p: Tensor, image: Tensor | None, beliefs: Mapping[int, Tensor], links: Mapping[int, Link]
+    ) -> Tensor:
+        """Return log_q (B, L, H, W) of one frame, as `forward` does of a clip, where `links_frames_alone`.
+
+        beliefs: `belief` of the frames dt frames away, {dt: (B, L, H, W)}; 0 is the frame itself.
+        links: the flow to them (B, 2, H, W) and where it is reliable (B, 1, H, W), {dt: (flow, reliable)}.
+        """
+        with torch.autocast(log_p.device.type, enabled=False):
+            t = self.triple_penalty.of_frame(beliefs, image, links)
+            unary = self.tempered(log_p.to(t.dtype))
+            return self._update(unary[:, :, None], t[:, :, None], Links(1))[:, :, 0].to(log_p.dtype)
 
     def energy(self, labels: Tensor, log_p: Tensor, image: Tensor | None = None) -> Tensor:
         """Return the paper's E(y) of label maps (B, *S), a number per image (B,); energy.py says how pairs count."""

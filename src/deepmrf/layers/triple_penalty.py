@@ -24,7 +24,7 @@ The operators and their slow references: ops/distance, ops/gaussian, ops/learned
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Literal
 
@@ -32,9 +32,11 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf import ops
+from deepmrf.flow.clip import Link
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import check_count, check_image, check_maps, check_real
-from deepmrf.layers.linking import Links
+from deepmrf.layers.linking import Links, add_along
+from deepmrf.ops.linked import Way
 from deepmrf.ops.registry import needs_gradient
 from deepmrf.ops.window import reaches, sizes
 
@@ -250,15 +252,11 @@ class TriplePenalty(nn.Module):
         """penalty(q, features, norms, frame) on the stack around every frame; add_links: plus what link_weights add."""
         links = links or Links(q.shape[2])
         full = links.reach(reaches(self.window)[0])
-        before, after = reach = full if self._sees_windows_of_other_frames() else (0, 0)
+        before, after = reach = full if self.sees_windows_of_other_frames() else (0, 0)
         if features.dtype == torch.uint8 and reach != (0, 0):
             features = features.to(q.dtype) / 255
         distances = torch.arange(-before, after + 1, device=q.device).abs()  # |dt| of each frame of a stack
-        link_weights = {
-            dt: self.scale * self.frame_share * self.link_weights[abs(dt) - 1]
-            for dt in range(-full[0], full[1] + 1)
-            if dt and add_links
-        }
+        link_weights = {dt: self._link_weight(dt) for dt in range(-full[0], full[1] + 1) if dt and add_links}
 
         def run(span: slice) -> Tensor:
             weighted = links.stack(q, reach, span)
@@ -274,7 +272,19 @@ class TriplePenalty(nn.Module):
 
         return links.over(q, (q.shape[1] + features.shape[1]) * len(distances), run)
 
-    def _sees_windows_of_other_frames(self) -> bool:
+    def _link_weight(self, dt: int) -> Tensor:
+        """What multiplies q of the pixel on the trajectory, dt frames away."""
+        return self.scale * self.frame_share * self.link_weights[abs(dt) - 1]
+
+    def of_frame(self, q: Mapping[int, Tensor], image: Tensor | None, links: Mapping[int, Link]) -> Tensor:
+        """t (B, L, H, W) of one frame, where windows of other frames weigh nothing: MeanField.linked_frame."""
+        own = q[0][:, :, None]
+        stack = None if image is None or not self.features else image[:, :, None]
+        t = self._penalty(own, check_image(stack, own, self.features, self.dims), None, 0)
+        ways = [Way(self._link_weight(dt), q[dt], *link) for dt, link in links.items()]
+        return add_along(t, ways, q[0] if self.gate else None) if ways else t
+
+    def sees_windows_of_other_frames(self) -> bool:
         """Do windows in other frames weigh anything, or may training change that? The trajectory counts by itself."""
         if not self.temporal or torch.compiler.is_compiling() or needs_gradient(self.frame_weights):
             return True

@@ -1,4 +1,4 @@
-"""The kernel of linked.py, compiled by numba. Import this module on first use only."""
+"""The kernels of linked.py, compiled by numba, for some rows of one image. Import this module on first use only."""
 
 from __future__ import annotations
 
@@ -10,35 +10,96 @@ from numpy.typing import NDArray
 from deepmrf.ops.jobs import compiled
 
 Array = NDArray[Any]
+MIN_SHARE_KNOWN = 0.999
+"""Share of the four pixels, by their weights, that must be known: all of them, but for rounding."""
+
+
+@compiled
+def corners_of(x: float, y: float, height: int, width: int) -> tuple[int, int, int, int, float, float]:
+    """(top, left, bottom, right, share of the lower pixels, share of the right ones) of a position in the image."""
+    x, y = min(max(x, 0.0), width - 1.0), min(max(y, 0.0), height - 1.0)
+    left, top = int(x), int(y)
+    return top, left, min(top + 1, height - 1), min(left + 1, width - 1), y - top, x - left
+
+
+@compiled
+def is_inside(x: float, y: float, height: int, width: int) -> bool:
+    """Is a position in the image, at most half a pixel from a pixel's centre? NaN is not."""
+    return -0.5 <= x <= width - 0.5 and -0.5 <= y <= height - 0.5
+
+
+@compiled
+def check_rows(
+    forward: Array, backward: Array, share: float, slack: float, out: Array, top: int, bottom: int
+) -> None:  # fmt: skip
+    """out (1, H, W): does forward (2, H, W), and then backward, lead back to where it began?"""
+    _, height, width = forward.shape
+    for y in range(top, bottom):
+        for x in range(width):
+            u, v = forward[0, y, x], forward[1, y, x]
+            out[0, y, x] = False
+            if is_inside(x + u, y + v, height, width):
+                above, left, below, right, down, across = corners_of(x + u, y + v, height, width)
+                back_u = (1 - down) * ((1 - across) * backward[0, above, left] + across * backward[0, above, right])
+                back_u += down * ((1 - across) * backward[0, below, left] + across * backward[0, below, right])
+                back_v = (1 - down) * ((1 - across) * backward[1, above, left] + across * backward[1, above, right])
+                back_v += down * ((1 - across) * backward[1, below, left] + across * backward[1, below, right])
+                gap = (u + back_u) ** 2 + (v + back_v) ** 2
+                out[0, y, x] = gap <= slack + share * (u * u + v * v + back_u * back_u + back_v * back_v)
+
+
+@compiled
+def follow_rows(
+    flow: Array, known: Array, next_flow: Array, next_known: Array, out: Array, out_known: Array, top: int, bottom: int
+) -> None:  # fmt: skip
+    """out (2, H, W) = flow, then next_flow from where it leads; out_known (1, H, W): where both are known."""
+    _, height, width = flow.shape
+    for y in range(top, bottom):
+        for x in range(width):
+            out[0, y, x] = out[1, y, x] = 0
+            out_known[0, y, x] = False
+            if not known[0, y, x]:
+                continue
+            u, v = flow[0, y, x], flow[1, y, x]
+            above, left, below, right, down, across = corners_of(x + u, y + v, height, width)
+            share_known = (1 - down) * (
+                (1 - across) * next_known[0, above, left] + across * next_known[0, above, right]
+            )
+            share_known += down * ((1 - across) * next_known[0, below, left] + across * next_known[0, below, right])
+            if not share_known > MIN_SHARE_KNOWN:
+                continue
+            for k in range(2):
+                there = (1 - down) * ((1 - across) * next_flow[k, above, left] + across * next_flow[k, above, right])
+                there += down * ((1 - across) * next_flow[k, below, left] + across * next_flow[k, below, right])
+                if k == 0:
+                    u += there
+                else:
+                    v += there
+            if is_inside(x + u, y + v, height, width):
+                out[0, y, x], out[1, y, x], out_known[0, y, x] = u, v, True
 
 
 @compiled
 def add_rows(
-    out: Array, q: Array, flow: Array, reliable: Array, weight: float, gate: bool, index: int, frame: int, there: int,
-    top: int, bottom: int,
+    out: Array, maps: Array, flow: Array, known: Array, weight: float, gate: bool, own: Array, top: int, bottom: int
 ) -> None:  # fmt: skip
-    """Rows top .. bottom - 1 of out (L, H, W) += frame `there` of q (L, T, H, W), sampled along flow[:, index].
+    """Rows top .. bottom - 1 of out (L, H, W) += weight * maps (H, W, L) sampled along flow (2, H, W).
 
-    flow (2, N, H, W), reliable (1, N, H, W). gate: times q of `frame`.
+    Where the flow is not known (1, H, W), nothing is added. gate: times own (L, H, W). Labels are the last axis of
+    maps, so that the four pixels around a position are four reads.
     """
-    labels, _, height, width = q.shape
-    corners, weights = np.empty((4, width), np.int64), np.empty((4, width), q.dtype)
+    labels, height, width = out.shape
+    sampled = np.empty((width, labels), out.dtype)
     for y in range(top, bottom):
         for x in range(width):
-            at_x = min(max(x + flow[0, index, y, x], 0), width - 1)
-            at_y = min(max(y + flow[1, index, y, x], 0), height - 1)
-            left, above = int(at_x), int(at_y)
-            right, below = min(left + 1, width - 1), min(above + 1, height - 1)
-            share_x, share_y = at_x - left, at_y - above
-            factor = weight if reliable[0, index, y, x] else 0.0
-            corners[0, x], corners[1, x] = above * width + left, above * width + right
-            corners[2, x], corners[3, x] = below * width + left, below * width + right
-            weights[0, x], weights[1, x] = factor * (1 - share_y) * (1 - share_x), factor * (1 - share_y) * share_x
-            weights[2, x], weights[3, x] = factor * share_y * (1 - share_x), factor * share_y * share_x
+            factor = weight if known[0, y, x] else 0.0
+            above, left, below, right, down, across = corners_of(x + flow[0, y, x], y + flow[1, y, x], height, width)
+            a, b = out.dtype.type(factor * (1 - down) * (1 - across)), out.dtype.type(factor * (1 - down) * across)
+            c, d = out.dtype.type(factor * down * (1 - across)), out.dtype.type(factor * down * across)
+            p, q, r, s, to = maps[above, left], maps[above, right], maps[below, left], maps[below, right], sampled[x]
+            for label in range(labels):
+                to[label] = a * p[label] + b * q[label] + c * r[label] + d * s[label]
         for label in range(labels):
-            maps, row = q[label, there].reshape(height * width), out[label, y]
-            own = q[label, frame, y]
+            row, factors = out[label, y], own[label, y]
             for x in range(width):
-                total = weights[0, x] * maps[corners[0, x]] + weights[1, x] * maps[corners[1, x]]
-                total += weights[2, x] * maps[corners[2, x]] + weights[3, x] * maps[corners[3, x]]
-                row[x] += own[x] * total if gate else total
+                row[x] += factors[x] * sampled[x, label] if gate else sampled[x, label]

@@ -1,19 +1,19 @@
-"""What the pixels on a trajectory add to b12, on the CPU: other frames of q, sampled along the flow.
+"""Trajectories on the CPU: what the pixels on them add to b12, where a flow is reliable, and where it leads next.
 
     t[v, j] += g * sum over dt of w_dt * r_dt(j) * q_dt[v, j + f_dt(j)],     g = q[v, j] with the gate, else 1
 
 q_dt is the frame dt frames away, f_dt the flow to it and r_dt its reliability, 1 or 0. Between pixels q is interpolated
-bilinearly. The maps of other frames are read where they lie: no stack of warped maps is written.
+bilinearly. The maps of other frames are read where they lie: no warped maps are written.
 
-Where gradients are needed or numba is missing, layers/linking.py computes the same in PyTorch.
-Shapes: B batch, L labels, T frames, N frames whose t is computed, H, W.
+Where gradients are needed or numba is missing, PyTorch computes the same, in layers/linking.py and in flow.
+Shapes: B frames whose t is computed, L labels, H, W.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,72 +25,117 @@ ROWS_PER_JOB = 32
 
 
 class Way(NamedTuple):
-    """The links from N frames to those dt frames away."""
+    """The links from B frames to those dt frames away."""
 
     weight: Tensor
     """w_dt, a number."""
+    maps: Tensor
+    """q_dt (B, L, H, W); torch.channels_last saves a copy."""
     flow: Tensor
-    """(B, 2, N, H, W): x and y in pixels."""
+    """f_dt (B, 2, H, W): x and y in pixels."""
     reliable: Tensor
-    """(B, 1, N, H, W) of bool."""
+    """r_dt (B, 1, H, W) of bool."""
 
 
-def add_linked_reference(t: Tensor, q: Tensor, ways: Mapping[int, Way], first: int, gate: bool) -> Tensor:
+def add_linked_reference(t: Tensor, ways: Sequence[Way], gate: Tensor | None = None) -> Tensor:
     """The equation above, pixel by pixel. For readers and tests only; arguments as those of `add_linked`."""
     result = t.clone()
-    batch, _, frames, height, width = q.shape
-    for (dt, way), b, n in itertools.product(ways.items(), range(batch), range(len(t) // batch)):
-        if not 0 <= first + n + dt < frames:
+    images, _, height, width = t.shape
+    for way, b, y, x in itertools.product(ways, range(images), range(height), range(width)):
+        if not way.reliable[b, 0, y, x]:
             continue
-        for y, x in itertools.product(range(height), range(width)):
-            if not way.reliable[b, 0, n, y, x]:
-                continue
-            at_x, at_y = ((z + float(way.flow[b, k, n, y, x])) for k, z in ((0, x), (1, y)))
-            at_x, at_y = min(max(at_x, 0), width - 1), min(max(at_y, 0), height - 1)
-            left, top = int(at_x), int(at_y)
-            right, bottom = min(left + 1, width - 1), min(top + 1, height - 1)
-            there = q[b, :, first + n + dt]
-            upper = (1 - at_x + left) * there[:, top, left] + (at_x - left) * there[:, top, right]
-            lower = (1 - at_x + left) * there[:, bottom, left] + (at_x - left) * there[:, bottom, right]
-            added = way.weight * ((1 - at_y + top) * upper + (at_y - top) * lower)
-            result[b * (len(t) // batch) + n, :, y, x] += added * q[b, :, first + n, y, x] if gate else added
+        at_x, at_y = ((z + float(way.flow[b, k, y, x])) for k, z in ((0, x), (1, y)))
+        at_x, at_y = min(max(at_x, 0), width - 1), min(max(at_y, 0), height - 1)
+        left, top = int(at_x), int(at_y)
+        right, bottom = min(left + 1, width - 1), min(top + 1, height - 1)
+        upper = (1 - at_x + left) * way.maps[b, :, top, left] + (at_x - left) * way.maps[b, :, top, right]
+        lower = (1 - at_x + left) * way.maps[b, :, bottom, left] + (at_x - left) * way.maps[b, :, bottom, right]
+        added = way.weight * ((1 - at_y + top) * upper + (at_y - top) * lower)
+        result[b, :, y, x] += added if gate is None else added * gate[b, :, y, x]
     return result
 
 
-def suits(t: Tensor, q: Tensor, ways: Mapping[int, Way]) -> bool:
+def suits(t: Tensor, ways: Sequence[Way]) -> bool:
     """Can `add_linked` compute this? Real maps of one precision on the CPU, no gradients, and numba."""
-    weights = [way.weight for way in ways.values()]
     return (
         installed("numba")
         and forced() in (None, "numba")
-        and t.dtype == q.dtype
-        and q.dtype in (torch.float32, torch.float64)
-        and unobserved(t, q, *weights)
+        and t.dtype in (torch.float32, torch.float64)
+        and all(way.maps.dtype == t.dtype for way in ways)
+        and unobserved(t, *[tensor for way in ways for tensor in (way.weight, way.maps)])
     )
 
 
-def add_linked(t: Tensor, q: Tensor, ways: Mapping[int, Way], first: int, gate: bool) -> Tensor:
-    """Add the sum above to t (B * N, L, H, W) of the frames `first` and after, in place. q (B, L, T, H, W)."""
+def add_linked(t: Tensor, ways: Sequence[Way], gate: Tensor | None = None) -> Tensor:
+    """Add the sum above to t (B, L, H, W), in place. gate: q (B, L, H, W), or None without the gate."""
     from deepmrf.ops.cpu_linked import add_rows
 
-    batch, _, frames, height, _ = q.shape
-    count = len(t) // batch
-    maps, out = q.contiguous().numpy(), t.numpy()
-    steps = [
-        (dt, float(way.weight), way.flow.to(q.dtype).contiguous().numpy(), way.reliable.contiguous().numpy())
-        for dt, way in ways.items()
+    height = t.shape[2]
+    out = t.numpy()
+    own = out if gate is None else gate.contiguous().numpy()
+    arrays = [
+        (
+            float(way.weight),
+            way.maps.permute(0, 2, 3, 1).contiguous().numpy(),
+            way.flow.to(t.dtype).contiguous().numpy(),
+            way.reliable.contiguous().numpy(),
+        )
+        for way in ways
     ]
-    parts = list(itertools.product(range(batch), range(count), range(0, height, ROWS_PER_JOB)))
+    parts = list(itertools.product(range(len(t)), range(0, height, ROWS_PER_JOB)))
 
     def job(index: int) -> None:
-        b, n, top = parts[index]
-        frame = first + n
-        for dt, weight, flow, reliable in steps:
-            if 0 <= frame + dt < frames:
-                bottom = min(top + ROWS_PER_JOB, height)
-                add_rows(
-                    out[b * count + n], maps[b], flow[b], reliable[b], weight, gate, n, frame, frame + dt, top, bottom
-                )
+        b, top = parts[index]
+        bottom = min(top + ROWS_PER_JOB, height)
+        for weight, maps, flow, known in arrays:
+            add_rows(out[b], maps[b], flow[b], known[b], weight, gate is not None, own[b], top, bottom)
 
     run_jobs(job, len(parts))
     return t
+
+
+def suits_flow(*flows: Tensor) -> bool:
+    """Can `reliable` and `follow` compute on these flows (B, 2, H, W)? Nobody needs their gradients."""
+    with torch.no_grad():
+        return (
+            installed("numba")
+            and forced() in (None, "numba")
+            and all(flow.dtype == torch.float32 and not flow.requires_grad for flow in flows)
+            and unobserved(*flows)
+        )
+
+
+def reliable(forward: Tensor, backward: Tensor, share: float, slack: float) -> Tensor:
+    """`flow.warping.consistent` of flows (B, 2, H, W): (B, 1, H, W) of bool."""
+    from deepmrf.ops.cpu_linked import check_rows
+
+    out = torch.empty(len(forward), 1, *forward.shape[2:], dtype=torch.bool)
+    arrays = [x.detach().contiguous().numpy() for x in (forward, backward)]
+    return _over_rows(lambda *rows: check_rows(*rows[:-3], share, slack, *rows[-3:]), arrays, [out])[0]
+
+
+def follow(flow: Tensor, known: Tensor, next_flow: Tensor, next_known: Tensor) -> tuple[Tensor, Tensor]:
+    """Extend links by the links from where they lead: flows (B, 2, H, W), and where they are reliable (B, 1, H, W).
+
+    Flow is interpolated between four pixels, and all four must be reliable. Elsewhere the flow is 0.
+    """
+    from deepmrf.ops.cpu_linked import follow_rows
+
+    arrays = [x.detach().contiguous().numpy() for x in (flow, known, next_flow, next_known)]
+    outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (flow, known)]
+    extended, reliable = _over_rows(follow_rows, arrays, outs)
+    return extended, reliable
+
+
+def _over_rows(kernel: Callable[..., None], arrays: Sequence[Any], outs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """kernel(*arrays, *outs, top, bottom) for the rows of each image of arrays and outs (B, C, H, W)."""
+    results = [out.numpy() for out in outs]
+    height = outs[0].shape[2]
+    parts = list(itertools.product(range(len(outs[0])), range(0, height, ROWS_PER_JOB)))
+
+    def job(index: int) -> None:
+        b, top = parts[index]
+        kernel(*[x[b] for x in (*arrays, *results)], top, min(top + ROWS_PER_JOB, height))
+
+    run_jobs(job, len(parts))
+    return outs

@@ -163,6 +163,9 @@ def tiled_labels(
 
 def enlarged_labels(probabilities: Tensor, height: int, width: int) -> Labels:
     """(labels, confidence) (H, W) of probabilities (L, h, w) enlarged bilinearly, a band of rows at a time."""
+    if probabilities.shape[1:] == (height, width):
+        best = probabilities.max(0)
+        return best.indices.to(torch.uint8).cpu().numpy(), best.values.half().cpu().numpy()
     labels, confidence = np.empty((height, width), np.uint8), np.empty((height, width), np.float16)
     last = probabilities.shape[1] - 1
     band = max(1, MAX_ENLARGED_NUMBERS // (len(probabilities) * width))

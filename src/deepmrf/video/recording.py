@@ -54,7 +54,7 @@ def record(
     out: str | os.PathLike[str] | None,
     *,
     labels: str | os.PathLike[str] | None = None,
-    flow: Method | None = "dis",
+    flow: Method | None = "dis-fast",
     consistency: bool = False,
     max_frames: int | None = None,
     fps: float = DEFAULT_FPS,

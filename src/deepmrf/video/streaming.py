@@ -48,7 +48,7 @@ def segment_video(
     segmenter: Segmenter,
     source: str | os.PathLike[str] | FrameSource,
     *,
-    flow: Method | None = "dis",
+    flow: Method | None = "dis-fast",
     consistency: bool = False,
     max_frames: int | None = None,
     fps: float = DEFAULT_FPS,
@@ -56,13 +56,17 @@ def segment_video(
 ) -> Stream:
     """Yield (time, frame, Segmentation) of every frame of a video file, a folder of images or "camera:0".
 
-    flow: how models that span time link frames: "dis", a function of two frames (H, W, 3), or None for a rigid window.
+    flow: how models that span time link frames: "dis-fast", "dis", a function of two frames (H, W, 3), or None for a
+    rigid window.
     Models for images that have a part for video link frames, too, unless `frame_by_frame`, or where there is no flow or
     the segmenter cuts tiles.
-    consistency: measure temporal consistency (Stream.consistency); models of single frames then need flow, too.
+    consistency: measure temporal consistency (Stream.consistency), as models of clips always do; models of single
+    frames then need flow, too.
     max_frames: stop after this many frames. fps: frames per second of a folder of images.
     """
     source = open_source(source, fps, segmenter.max_pixels)
+    # Models of clips have always told their consistency; for others it takes time that was not asked for.
+    consistency = consistency or (flow is not None and any(model.spans_time for model in segmenter.models))
     return Stream(segmenter_for(segmenter, flow, frame_by_frame), source, flow, consistency, max_frames)
 
 
@@ -79,7 +83,7 @@ class Stream(Iterator[FrameResult]):
         self,
         segmenter: Segmenter,
         source: FrameSource,
-        flow: Method | None = "dis",
+        flow: Method | None = "dis-fast",
         consistency: bool = False,
         max_frames: int | None = None,
     ) -> None:
@@ -90,6 +94,7 @@ class Stream(Iterator[FrameResult]):
         if any(model.for_volumes for model in segmenter.models):
             raise ValueError("This model is for volumes, not for frames: choose one trained on images or clips.")
         self.segmenter, self.source, self.max_frames = segmenter, source, max_frames
+        self.measures_consistency = consistency
         self.clock = Clock()
         self.spans_time = any(model.spans_time for model in segmenter.models)
         self.flow = flow if self.spans_time or consistency else None
@@ -135,7 +140,7 @@ class Stream(Iterator[FrameResult]):
         last_labels: NDArray[np.uint8] | None = None
         try:
             for (frame, flow), result in segmented:
-                if flow is not None:
+                if flow is not None and self.measures_consistency:
                     assert last_labels is not None  # flow comes with the second frame
                     self._count_agreement(last_labels, result.labels, flow)
                 last_labels = result.labels

@@ -40,6 +40,20 @@ Segmented = Generator[tuple[LinkedFrame, Segmentation], None, None]
 
 
 @dataclass(frozen=True)
+class _View:
+    """A frame as one member sees it."""
+
+    image: Tensor
+    """(1, 3, h, w) of uint8."""
+    log_p: Tensor
+    """Log-probabilities (1, L, h, w)."""
+    flow: Flow | None
+    """The flow of the clip (frame before, this frame), of the view's size."""
+    belief: Tensor | None
+    """The probabilities that other frames look at, where frames meet on trajectories alone."""
+
+
+@dataclass(frozen=True)
 class _Member:
     """One of the predictions that are averaged: a model on frames of one scale, mirrored or not."""
 
@@ -47,30 +61,50 @@ class _Member:
     scale: float
     mirror: bool
 
-    def prepare(self, image: Tensor) -> Tensor:
-        """Scale and mirror an image (1, 3, h, w) of uint8."""
+    def see(self, image: Tensor, flow: Flow | None) -> _View:
+        """Scale and mirror an image (1, 3, h, w) of uint8 and its flow, and run the network."""
         if self.scale != 1:
             image = resized(image, [max(1, round(n * self.scale)) for n in image.shape[2:]])
-        return image.flip(-1) if self.mirror else image
+        if flow is not None:
+            flow = flow.resize(*image.shape[2:]).to(image.device)
+        if self.mirror:
+            image, flow = image.flip(-1), None if flow is None else flow.flip()
+        mrf = self.model.mean_field
+        if mrf is None or not self.model.spans_time:
+            return _View(image, self.model(image), None, None)
+        log_p = self.model.log_unary(image)
+        belief = None
+        if mrf.links_frames_alone():
+            belief = mrf.belief(log_p).contiguous(memory_format=torch.channels_last)  # `linked_frame` reads it faster
+        return _View(image, log_p, flow, belief)
 
-    def log_probabilities(self, image: Tensor) -> Tensor:
-        """Log-probabilities (1, L, h, w) of one frame; of the network alone if the mean field spans time."""
-        log_p: Tensor = self.model.log_unary(image) if self.model.spans_time else self.model(image)
-        return log_p
-
-    def probabilities(self, images: list[Tensor], log_ps: list[Tensor], flow: Flow | None, inner: slice) -> Tensor:
-        """Probabilities (T, L, h, w) of the `inner` frames of a window, not mirrored."""
+    def probabilities(self, views: Sequence[_View], inner: slice) -> list[Tensor]:
+        """Probabilities (L, h, w) of the `inner` frames of a window, not mirrored."""
+        log_qs = [view.log_p[0] for view in views[inner]]
         if self.model.spans_time:
-            height, width = images[0].shape[2:]
-            if flow is not None:
-                flow = flow.resize(height, width).to(images[0].device)
-                flow = flow.flip() if self.mirror else flow
-            log_q = self.model.refined(torch.stack(log_ps, 2), torch.stack(images, 2), flow, inner)
-            log_q = log_q[0].transpose(0, 1)
-        else:
-            log_q = torch.cat(log_ps[inner])
-        q = log_q.float().exp()
-        return q.flip(-1) if self.mirror else q
+            flows = [view.flow for view in views[1:] if view.flow is not None]
+            flow = join(flows) if flows else None
+            if flow is not None and views[0].belief is not None:
+                log_qs = [self._linked_frame(views, number, flow) for number in range(inner.start, inner.stop)]
+            else:
+                log_p, images = (
+                    torch.stack(maps, 2) for maps in zip(*[(v.log_p, v.image) for v in views], strict=True)
+                )
+                log_qs = list(self.model.refined(log_p, images, flow, inner)[0].unbind(1))
+        return [(log_q.flip(-1) if self.mirror else log_q).float().exp() for log_q in log_qs]
+
+    def _linked_frame(self, views: Sequence[_View], number: int, flow: Flow) -> Tensor:
+        """Log-probabilities (L, h, w) of one frame of a window, whose frames meet on trajectories alone."""
+        mrf = self.model.mean_field
+        assert mrf is not None  # the views have beliefs
+        reach = frame_reach(mrf)
+        before, after = min(number, reach), min(len(views) - 1 - number, reach)
+        links = {
+            dt: (way[:, :, 0], reliable[:, :, 0])
+            for dt, (way, reliable) in flow.trajectories(before, after, slice(number, number + 1)).items()
+        }
+        beliefs = {dt: view.belief for dt, view in enumerate(views, -number) if view.belief is not None}
+        return mrf.linked_frame(views[number].log_p, views[number].image, beliefs, links)[0]
 
 
 @dataclass
@@ -80,10 +114,8 @@ class _SeenFrame:
     linked: LinkedFrame
     size: tuple[int, int]
     """(height, width) of the frame as the segmenter shrinks it."""
-    images: list[Tensor]
-    """The image that each member sees."""
-    log_ps: list[Tensor]
-    """The log-probabilities of each member."""
+    views: list[_View]
+    """What each member sees of it."""
 
 
 class ClipSegmenter:
@@ -113,9 +145,8 @@ class ClipSegmenter:
         with self.clock("network"):
             shrunk = np.ascontiguousarray(self.segmenter.shrunk(linked.frame.image).transpose(2, 0, 1))
             image = torch.from_numpy(shrunk)[None].to(self.segmenter.device)
-            images = [member.prepare(image) for member in self.members]
-            log_ps = [member.log_probabilities(view) for member, view in zip(self.members, images, strict=True)]
-        return _SeenFrame(linked, (image.shape[2], image.shape[3]), images, log_ps)
+            views = [member.see(image, linked.flow) for member in self.members]
+        return _SeenFrame(linked, (image.shape[2], image.shape[3]), views)
 
     def _label(self, window: Window[_SeenFrame]) -> list[tuple[LinkedFrame, Segmentation]]:
         """Run the mean field, and give the wanted frames their labels."""
@@ -128,22 +159,17 @@ class ClipSegmenter:
         return results
 
     @torch.inference_mode()
-    def _average(self, window: Window[_SeenFrame]) -> Tensor:
-        """Probabilities (T, L, h, w) of the wanted frames, averaged over the members."""
-        flow, size = _flow_of(window.frames), window.frames[0].size
-        total: Tensor | None = None
-        for index, member in enumerate(self.members):
-            images = [seen.images[index] for seen in window.frames]
-            log_ps = [seen.log_ps[index] for seen in window.frames]
-            q = member.probabilities(images, log_ps, flow, window.inner)
-            if q.shape[2:] != size:
-                q = functional.interpolate(q, size, mode="bilinear")
-            total = q if total is None else total + q
-        assert total is not None  # there is at least one model
-        return total / len(self.members)
-
-
-def _flow_of(frames: Sequence[_SeenFrame]) -> Flow | None:
-    """Return the flow of a window; None for a single frame, or where flow is not wanted."""
-    flows = [seen.linked.flow for seen in frames[1:] if seen.linked.flow is not None]
-    return join(flows) if flows else None
+    def _average(self, window: Window[_SeenFrame]) -> Iterator[Tensor]:
+        """Probabilities (L, h, w) of each wanted frame, averaged over the members."""
+        size = window.frames[0].size
+        of_members = [
+            member.probabilities([seen.views[index] for seen in window.frames], window.inner)
+            for index, member in enumerate(self.members)
+        ]
+        for of_frame in zip(*of_members, strict=True):
+            same_size = [
+                q if q.shape[1:] == size else functional.interpolate(q[None], size, mode="bilinear")[0]
+                for q in of_frame
+            ]
+            total = same_size[0] if len(same_size) == 1 else torch.stack(same_size).mean(0)
+            yield total
