@@ -156,13 +156,9 @@ def job(
                             if leaves if which else enters:
                                 at = (t * height + (old if which else z)) * width + column
                                 beside = (y_old * y_old if which else y_new * y_new) + away
-                                if product:
-                                    products_to_lanes(q, grad, at, step, labels, inside, pixels, which * BLOCK * LANES)
-                                else:
-                                    rows_to_lanes(given, given, at, step, labels, inside, pixels, which * BLOCK * LANES)
-                                read_factors(
-                                    norms, channels, features, at, step, inside, mean, scale, 1.0, weights, positions,
-                                    left + column, beside, pixel_factors, which,
+                                read_block(
+                                    norms, channels, which, product, given, grad, at, step, labels, inside, features,
+                                    mean, scale, weights, positions, left + column, beside, pixels, pixel_factors,
                                 )  # fmt: skip
                     if x < 0:
                         gain(

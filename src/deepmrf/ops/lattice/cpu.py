@@ -164,8 +164,8 @@ def _filter_chunk(
             kernels.splat(values, *splats[part], *tables, rows[part], width)
 
     run_jobs(splat, len(splats))
-    for copy in rows[1:]:
-        run_in_parts(partial(kernels.add_rows, rows[0], copy), copy.size, part_count(copy.size))
+    if copies > 1:
+        run_in_parts(lambda a, b: rows[:, a:b].sum(0, out=rows[0, a:b]), rows.shape[1], part_count(rows.shape[1]))
     blur_rows(rows[0], runs, ends, 0, width)
     scale = slice_scale(sides - 1)
     for out, tables in zip(target, flat, strict=True):

@@ -90,13 +90,6 @@ def blur(rows: Array, runs: Array, start: int, stop: int, last: int, base: int, 
 
 
 @compiled
-def add_rows(rows: Array, others: Array, start: int, stop: int) -> None:
-    """rows += others, for the numbers start .. stop - 1 of flat arrays."""
-    for k in range(start, stop):
-        rows[k] += others[k]
-
-
-@compiled
 def mix_rows(rows: Array, matrix: Array, width: int, start: int, stop: int) -> None:
     """rows[m] = matrix rows[m] for the vertices start .. stop - 1; matrix (labels, labels)."""
     labels = matrix.shape[0]
