@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from deepmrf.cli import app
 from deepmrf.data import weights
-from deepmrf.data.weights import WEIGHTS, get_weights, lite0_tensors, vgg16_tensors
+from deepmrf.data.weights import WEIGHTS, get_weights, lite_tensors, vgg16_tensors
 from deepmrf.unary import build
-from deepmrf.unary.fast import STAGES, imagenet_names
+from deepmrf.unary.fast import ENCODERS, STAGES, imagenet_names
 
 RANDOM = np.random.default_rng(0)
 
@@ -27,10 +27,10 @@ def filters(*shape):
     return RANDOM.random(shape, dtype=np.float32)
 
 
-def lite0():
-    """EfficientNet-Lite0 as the hub has it: timm's names."""
+def lite(number):
+    """EfficientNet-Lite as the hub has it: timm's names."""
     tensors, inputs = {"conv_stem.weight": filters(32, 3, 3, 3), **norm("bn1", 32)}, 32
-    for stage, (blocks, size, _, expansion, channels) in enumerate(STAGES):
+    for stage, (blocks, channels, (size, _, expansion)) in enumerate(zip(*ENCODERS[number], STAGES, strict=True)):
         for block in range(blocks):
             name, inner = f"blocks.{stage}.{block}", inputs * expansion
             tensors[f"{name}.conv_dw.weight"] = filters(inner, 1, size, size)
@@ -42,7 +42,7 @@ def lite0():
                 tensors |= {f"{name}.conv_pwl.weight": filters(channels, inner, 1, 1)}
                 tensors |= norm(f"{name}.bn1", inner) | norm(f"{name}.bn2", inner) | norm(f"{name}.bn3", channels)
             inputs = channels
-    return tensors | {"conv_head.weight": filters(1280, 320, 1, 1), **norm("bn2", 1280)}
+    return tensors | {"conv_head.weight": filters(1280, inputs, 1, 1), **norm("bn2", 1280)}
 
 
 def vgg16(width=6):
@@ -58,13 +58,14 @@ def vgg16(width=6):
     return tensors | {"pre_logits.fc2.weight": filters(width, width, 1, 1), "pre_logits.fc2.bias": filters(width)}
 
 
-def test_lite0_fills_the_encoder_of_fast(tmp_path):
-    source, network = lite0(), build("fast", 3)
-    converted = lite0_tensors(source)
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_lite_fills_the_encoder_of_fast(tmp_path, number):
+    source, network = lite(number), build("fast", 3, lite=number)
+    converted = lite_tensors(source)
     assert set(converted) == set(imagenet_names(network.encoder))
-    save_file(converted, tmp_path / "lite0.safetensors")
-    network.load_imagenet(tmp_path / "lite0.safetensors")
-    block = network.encoder.blocks[4]  # the second of stage 2: blocks 0 | 1 2 | 3 4
+    save_file(converted, tmp_path / "lite.safetensors")
+    network.load_imagenet(tmp_path / "lite.safetensors")
+    block = network.encoder.blocks[4 if number == 0 else 5]  # the second of stage 2
     assert np.array_equal(block.expand.convolution.weight.detach(), source["blocks.2.1.conv_pw.weight"])
     assert np.array_equal(block.depthwise.norm.running_var, source["blocks.2.1.bn2.running_var"])
     assert np.array_equal(block.project.norm.bias.detach(), source["blocks.2.1.bn3.bias"])

@@ -119,7 +119,9 @@ def test_what_is_fixed_is_computed_once_and_changes_nothing(recipe, tmp_path, mo
     """Label contexts learn from b12's cached outputs as from those computed at every step."""
     settings = read_recipe(recipe, dict(word.removeprefix("--set=").split("=") for word in SHORT))
     cached, calls = batches.cached_penalties, []
-    monkeypatch.setattr(batches, "cached_penalties", lambda run: calls.append(len(run.images)) or cached(run))
+    monkeypatch.setattr(
+        batches, "cached_penalties", lambda run, images: calls.append(len(images)) or cached(run, images)
+    )
     train.train(settings, tmp_path / "cached")
     assert len(calls) == 1
     monkeypatch.setattr(batches, "caches_penalty", lambda *_: False)
@@ -317,3 +319,23 @@ def test_every_recipe_of_the_project_is_valid():
     assert paths
     for path in paths:
         read_recipe(path)
+
+
+def test_the_mrf_alone_learns_from_images_that_the_network_never_saw(recipe, tmp_path, monkeypatch):
+    settings = read_recipe(
+        recipe, dict(word.removeprefix("--set=").split("=") for word in SHORT) | {"data.held_out": "0.25"}
+    )
+    seen = {"Crops": [], "CachedCrops": []}
+    kinds = {name: getattr(batches, name) for name in seen}
+    for name in seen:
+
+        def recorded(images, *rest, name=name):
+            seen[name].append({*images.data})
+            return kinds[name](images, *rest)
+
+        monkeypatch.setattr(batches, name, recorded)
+    train.train(settings, tmp_path / "run")
+    network_images, mrf_images = set.union(*seen["Crops"]), set.union(*seen["CachedCrops"])
+    assert network_images
+    assert mrf_images
+    assert not network_images & mrf_images

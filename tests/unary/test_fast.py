@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0's parts: TensorFlow's padding, folded batch norm, and upsampling that keeps cells in place."""
+"""EfficientNet-Lite's parts: TensorFlow's padding, folded batch norm, and upsampling that keeps cells in place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from deepmrf.unary.fast import CHANNELS, EfficientNetLite0, Unit, align
+from deepmrf.unary.fast import EfficientNetLite, Unit, align
 
 
 def same_padding(x, size):
@@ -44,11 +44,16 @@ def test_folded_batch_norm_is_batch_norm(agree):
     agree(unit.eval()(x), plain.clamp(0, 6))
 
 
-def test_the_encoder_gives_five_strides():
-    maps = EfficientNetLite0().eval()(torch.rand(1, 3, 90, 120))
+@pytest.mark.parametrize(
+    ("lite", "coarsest_channels", "blocks"), [(0, [40, 112, 320], 16), (1, [40, 112, 320], 21), (2, [48, 120, 352], 21)]
+)
+def test_the_encoder_gives_five_strides(lite, coarsest_channels, blocks):
+    encoder = EfficientNetLite(lite).eval()
+    assert len(encoder.blocks) == blocks
+    maps = encoder(torch.rand(1, 3, 90, 120))
     assert [tuple(m.shape[1:]) for m in maps] == [
         (channels, -(-90 // stride), -(-120 // stride))
-        for channels, stride in zip(CHANNELS, (2, 4, 8, 16, 32), strict=True)
+        for channels, stride in zip([16, 24, *coarsest_channels], (2, 4, 8, 16, 32), strict=True)
     ]
 
 

@@ -26,7 +26,7 @@ Names: camvid, camvid-original, voc, animals, sbd, coco, cityscapes (which needs
 or animals and sbd lie side by side, SBD's masks are merged into the split trainaug. It ends with what to type next.
 
 ImageNet weights for recipes, from the Hugging Face hub: vgg16_imagenet_features, vgg16_imagenet,
-efficientnet_lite0_imagenet; all of them: weights.
+efficientnet_lite0_imagenet, efficientnet_lite1_imagenet, efficientnet_lite2_imagenet; all of them: weights.
 
 [bold]Examples[/bold]: [cyan]deepmrf data get camvid[/cyan] into data/camvid,
 [cyan]deepmrf data get vgg16_imagenet_features[/cyan] into weights

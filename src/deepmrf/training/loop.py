@@ -29,7 +29,7 @@ from deepmrf.training.memory import check_memory, rehearse
 from deepmrf.training.optimiser import MovingAverage, new_optimiser, set_rates, step_if_finite
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.run import Message, Run, TrainProgress
-from deepmrf.training.samples import Images
+from deepmrf.training.samples import Images, hold_out
 from deepmrf.training.stages import (
     StageModel,
     caches_penalty,
@@ -119,7 +119,10 @@ def _new_run(
     video = recipe.clips.frames > 1
     check_labelled(val, video, lambda done, total: progress("reading validation images", done, total or 0, {}))
     labelled = data.subset(item for item in data if item.mask) if video else data  # other frames of clips lack labels
-    images = Images(labelled, lambda done, total: progress("reading images", done, total or 0, {}))
+    parts = hold_out(labelled, recipe.data.held_out) if recipe.data.held_out else (labelled,)
+    images, *held_out = [
+        Images(part, lambda done, total: progress("reading images", done, total or 0, {})) for part in parts
+    ]
     run = Run(
         recipe=recipe,
         folder=folder,
@@ -127,6 +130,7 @@ def _new_run(
         average=deepcopy(model) if recipe.ema else model,
         accelerator=accelerator,
         images=images,
+        held_out=held_out[0] if held_out else None,
         clips=clip_source(recipe, data, images, folder / "flow"),
         val=val,
         message=message,
@@ -167,7 +171,7 @@ def _take_steps(run: Run, index: int, stage: Stage, first_step: int, tensors: di
         run.cached_log_p = []
     weights = None
     if stage.class_balance:
-        weights = class_weights(run.images.label_counts(), stage.class_balance).to(accelerator.device)
+        weights = class_weights(run.images_of(stage).label_counts(), stage.class_balance).to(accelerator.device)
     optimiser = new_optimiser(model, stage)
     stage_model = StageModel(model, stage, caches_penalty(model, recipe, stage))
     stage_model, prepared = accelerator.prepare(stage_model, optimiser)

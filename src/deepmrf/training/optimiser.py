@@ -25,7 +25,7 @@ def new_optimiser(model: DeepParsingNetwork, stage: Stage) -> torch.optim.Optimi
     if stage.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=stage.rate, momentum=0.9)
     on_gpu = next(model.parameters()).is_cuda  # fused: one launch for all parameters
-    return torch.optim.AdamW(groups, lr=stage.rate, fused=on_gpu)
+    return torch.optim.AdamW(groups, lr=stage.rate, eps=stage.epsilon, fused=on_gpu)
 
 
 def set_rates(optimiser: torch.optim.Optimizer, stage: Stage, step: int) -> None:

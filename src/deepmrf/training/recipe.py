@@ -44,6 +44,9 @@ class DataRecipe:
     """The split to learn from."""
     val_split: str = "val"
     """The split to measure on; nothing is learned from it."""
+    held_out: float = 0.0
+    """Share of the training images that the network never learns from. Stages that learn the MRF alone learn from
+    these, on which the network errs as it does on new images. They lie in five stretches; 0 for none."""
     workers: int = 2
     """Number of processes that read and augment images."""
 
@@ -134,6 +137,9 @@ class Stage:
     """Weight decay of the network's filters; the MRF has none."""
     warmup: int = 0
     """Steps over which rates rise from 0; they then fall to 0."""
+    epsilon: float = 1e-8
+    """AdamW's epsilon: parameters whose gradients are smaller move less. For an MRF, 1e-3 keeps the weights of rare
+    pairs of labels from learning single images."""
     power: float = 0.9
     """Rates fall as this power of the share of steps left."""
     cached: bool = True
@@ -214,6 +220,10 @@ def recipe_from_dict(tree: dict[str, Any]) -> Recipe:
     _check_numbers(recipe, ("save_every",), 1)
     _check_numbers(recipe, ("clip", "evaluate_every", "seed"), 0)
     _check_numbers(recipe.data, ("workers",), 0, "data", MAX_WORKERS)
+    if not 0 <= recipe.data.held_out < 1:
+        raise RecipeError(f"data.held_out={recipe.data.held_out} must be at least 0 and less than 1.")
+    if recipe.data.held_out and recipe.clips.frames > 1:
+        raise RecipeError("data.held_out is for images: leave it out where clips.frames is above 1.")
     if not 0 <= recipe.ema < 1:
         raise RecipeError(f"ema={recipe.ema} must be at least 0 and less than 1.")
     _check_clips(recipe.clips)
@@ -236,7 +246,7 @@ def _check_stage(stage: Stage) -> None:
     if not stage.learn:
         raise RecipeError(f"{table}.learn is empty: name at least one of {', '.join(PARTS)}.")
     _check_numbers(stage, ("steps", "batch"), 1, table)
-    _check_numbers(stage, ("rate", "encoder_rate", "mrf_rate", "weight_decay", "warmup", "power"), 0, table)
+    _check_numbers(stage, ("rate", "encoder_rate", "mrf_rate", "weight_decay", "epsilon", "warmup", "power"), 0, table)
     _check_numbers(stage, ("class_balance", "lovasz"), 0, table)
     _check_choices(stage, {"optimiser": ("adamw", "sgd")}, table)
 

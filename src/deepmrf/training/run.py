@@ -36,6 +36,7 @@ from deepmrf.training import checkpoint
 from deepmrf.training.clips import ClipSource
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.samples import Images
+from deepmrf.training.stages import learns_mrf_alone
 from deepmrf.training.start import METRICS_FILE, RECIPE_FILE, STATE_FILE, with_video_part
 from deepmrf.unary.own import OwnNetwork
 
@@ -65,6 +66,8 @@ class Run:
     accelerator: Accelerator
     images: Images
     """Images to learn from."""
+    held_out: Images | None
+    """Images to learn the MRF from, if the recipe holds some out."""
     clips: ClipSource | None
     """Clips to learn from, for stages over clips."""
     val: Dataset
@@ -79,11 +82,15 @@ class Run:
     nan_losses: int = 0
     """Number of reports in a row whose loss was NaN."""
     cached_log_p: list[Tensor] = field(default_factory=list)
-    """The network's output (L, H, W) for the first training images, while the network is fixed."""
+    """The network's output (L, H, W) for the first images of a stage, while the network is fixed."""
     network: OwnNetwork | None = None
     """A network of the user's own, if the model has one."""
     tensorboard: Any = None
     """TensorBoard's writer, if it is installed."""
+
+    def images_of(self, stage: Stage) -> Images:
+        """Return the images that a stage learns from."""
+        return self.held_out if self.held_out is not None and learns_mrf_alone(stage) else self.images
 
     def open_folder(self) -> None:
         """Write the recipe and begin TensorBoard's events."""

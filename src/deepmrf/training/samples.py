@@ -26,6 +26,8 @@ CACHE_BYTES = 6 << 30
 """Memory for decoded images; those beyond it are read each time."""
 CHECKED_IMAGES = 100
 """Images that are read before training starts even if they do not fit into the cache."""
+HELD_OUT_STRETCHES = 5
+"""Stretches of the training images that are held out: neighbours, as frames of one video, mostly stay together."""
 COUNTED_IMAGES = 2000
 """Images whose labels are counted for the weights of classes."""
 
@@ -54,6 +56,11 @@ class Images:
         """Return the image (H, W, 3) and its mask (H, W)."""
         return self.cached[index] or self._read(index)
 
+    def largest(self) -> tuple[int, int]:
+        """Return the largest height and the largest width of the cached images, or of the first."""
+        sizes = [entry[1].shape for entry in self.cached if entry is not None] or [self[0][1].shape]
+        return max(height for height, _ in sizes), max(width for _, width in sizes)
+
     def label_counts(self) -> Tensor:
         """Return the number of pixels of each label (L,) in the first COUNTED_IMAGES images."""
         counts = torch.zeros(256)
@@ -67,6 +74,17 @@ class Images:
         if mask is None:
             raise ValueError(f"{item.image} has no mask: training needs one for every image.")
         return image, mask
+
+
+def hold_out(data: Dataset, share: float) -> tuple[Dataset, Dataset]:
+    """Split into the images for the network and those that are held out: stretches spread evenly over the data."""
+    step, length = len(data) / HELD_OUT_STRETCHES, share * len(data) / HELD_OUT_STRETCHES
+    starts = [(index + 0.5) * step - length / 2 for index in range(HELD_OUT_STRETCHES)]
+    held = {index for start in starts for index in range(round(start), round(start + length))}
+    parts = [[item for index, item in enumerate(data) if (index in held) == is_held] for is_held in (False, True)]
+    if not parts[0] or not parts[1]:
+        raise ValueError(f"{share:g} of {len(data)} images cannot be held out: give more images or another share.")
+    return data.subset(parts[0]), data.subset(parts[1])
 
 
 class Samples(TorchDataset[tuple[Tensor, ...]]):
@@ -158,8 +176,8 @@ def _image_tensor(image: Bytes) -> Tensor:
 
 
 def mask_tensor(mask: Bytes) -> Tensor:
-    """Return label ids of any shape as int64."""
-    return torch.from_numpy(np.ascontiguousarray(mask)).long()
+    """Return label ids of any shape as uint8, an eighth of what the loss needs: they travel between processes."""
+    return torch.from_numpy(np.ascontiguousarray(mask))
 
 
 def use_one_thread(_: int) -> None:

@@ -81,9 +81,14 @@ def _set_learned(model: DeepParsingNetwork, stage: Stage) -> None:
             parameter.requires_grad_(True)
 
 
+def learns_mrf_alone(stage: Stage) -> bool:
+    """Does the network stay as it is?"""
+    return "unary" not in stage.learn
+
+
 def caches_network(stage: Stage) -> bool:
     """Is the network's output computed once per image?"""
-    return stage.cached and "unary" not in stage.learn
+    return stage.cached and learns_mrf_alone(stage)
 
 
 def caches_penalty(model: DeepParsingNetwork, recipe: Recipe, stage: Stage) -> bool:
@@ -110,7 +115,7 @@ class StageModel(nn.Module):
         super().__init__()
         self.model, self.penalty_cached = model, penalty_cached
         self.network_cached = caches_network(stage)
-        self.network_fixed = "unary" not in stage.learn
+        self.network_fixed = learns_mrf_alone(stage)
         self.network_alone = all(part == "unary" for part in stage.learn)
 
     def forward(self, *inputs: Tensor) -> Tensor:

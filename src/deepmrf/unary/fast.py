@@ -1,7 +1,7 @@
-"""Fast, a unary network for CPUs and phones: EfficientNet-Lite0 (ImageNet) and a small decoder.
+"""Fast, a unary network for CPUs and phones: EfficientNet-Lite (ImageNet) and a small decoder.
 
     stride     2    4    8    16   32
-    encoder    16   24   40   112  320      inverted residual blocks, ReLU6, no squeeze-and-excite
+    encoder    16   24   40   112  320      Lite0: inverted residual blocks, ReLU6, no squeeze-and-excite
     decoder    48   96   128  128  128      upsampled coarser map plus the encoder's map; labels at stride 2 (or 4, 8)
 
 Geometry: TensorFlow's "same" padding puts the odd pixel of a strided filter behind the image, so cell i of stride s is
@@ -21,22 +21,18 @@ from torch.nn import functional
 from deepmrf.unary.imagenet import Loaded, read, transfer
 from deepmrf.unary.network import Normalise, UShapedNetwork
 
-STAGES = (
-    (1, 3, 1, 1, 16),
-    (2, 3, 2, 6, 24),
-    (2, 5, 2, 6, 40),
-    (3, 3, 2, 6, 80),
-    (3, 5, 1, 6, 112),
-    (4, 5, 2, 6, 192),
-    (1, 3, 1, 6, 320),
-)
-"""EfficientNet-Lite0: blocks, filter size, stride, expansion and channels of each stage."""
+STAGES = ((3, 1, 1), (3, 2, 6), (5, 2, 6), (3, 2, 6), (5, 1, 6), (5, 2, 6), (3, 1, 6))
+"""EfficientNet-Lite: filter size, stride and expansion of each stage."""
+LAST_STAGES = (0, 1, 2, 4, 6)
+"""The last stage at strides 2, 4, 8, 16 and 32."""
+ENCODERS = {
+    0: ((1, 2, 2, 3, 3, 4, 1), (16, 24, 40, 80, 112, 192, 320)),
+    1: ((1, 3, 3, 4, 4, 5, 1), (16, 24, 40, 80, 112, 192, 320)),
+    2: ((1, 3, 3, 4, 4, 5, 1), (16, 24, 48, 88, 120, 208, 352)),
+}
+"""Blocks and channels of each stage, by the number of the EfficientNet-Lite."""
 NORM_MOMENTUM = 0.01
 """EfficientNet's momentum of batch norm."""
-LAST_BLOCKS = (0, 2, 4, 10, 15)
-"""The last block at strides 2, 4, 8, 16 and 32."""
-CHANNELS = (16, 24, 40, 112, 320)
-"""Channels of those blocks."""
 
 
 class Unit(nn.Module):
@@ -99,16 +95,22 @@ class Block(nn.Module):
         return x + y if self.residual else y
 
 
-class EfficientNetLite0(nn.Module):
-    """x (B, 3, H, W) -> maps at strides 2, 4, 8, 16 and 32; sizes are rounded up."""
+class EfficientNetLite(nn.Module):
+    """x (B, 3, H, W) -> maps at strides 2, 4, 8, 16 and 32 with `channels`; sizes are rounded up."""
 
-    def __init__(self) -> None:
+    def __init__(self, lite: int = 0) -> None:
+        """lite: a key of ENCODERS."""
         super().__init__()
+        if lite not in ENCODERS:
+            raise ValueError(f"lite={lite!r} is unknown: there are EfficientNet-Lite {', '.join(map(str, ENCODERS))}.")
+        counts, channels = ENCODERS[lite]
+        self.channels = [channels[stage] for stage in LAST_STAGES]
+        self.last_blocks = [sum(counts[: stage + 1]) - 1 for stage in LAST_STAGES]
         self.stem = Unit(3, 32, 3, stride=2)
         blocks, inputs = [], 32
-        for count, size, stride, expansion, outputs in STAGES:
+        for count, outputs, (filter_size, stride, expansion) in zip(counts, channels, STAGES, strict=True):
             for index in range(count):
-                blocks.append(Block(inputs, outputs, size, stride if index == 0 else 1, expansion))
+                blocks.append(Block(inputs, outputs, filter_size, stride if index == 0 else 1, expansion))
                 inputs = outputs
         self.blocks = nn.ModuleList(blocks)
 
@@ -117,7 +119,7 @@ class EfficientNetLite0(nn.Module):
         maps = []
         for index, block in enumerate(self.blocks):
             x = block(x)
-            if index in LAST_BLOCKS:
+            if index in self.last_blocks:
                 maps.append(x)
         return maps
 
@@ -174,10 +176,11 @@ class Fast(UShapedNetwork):
 
     labels: L. width: the decoder's channels at strides 32, 16 and 8; 3/4 of it at 4 and 3/8 at 2.
     stride: where the decoder ends, 2, 4 or 8. The finest levels cost the most time, and an MRF repairs borders.
-    zoom: outside training, enlarge images by this factor first. A network trained at random scales then finds small
-    things better; time grows with the square.
+    zoom: enlarge images by this factor first, and shrink the logits back. The network finds small things better, also
+    where it is zoomed only after its training at random scales (`zoom` of a recipe); time grows with the square.
     dropout: probability of dropping a channel before the last layer, while training.
     norm_momentum: momentum of batch norm's running statistics; short trainings from scratch need more than 0.01.
+    lite: the encoder, EfficientNet-Lite 0, 1 or 2; the larger, the slower and the better.
     """
 
     name = "fast"
@@ -192,21 +195,23 @@ class Fast(UShapedNetwork):
         stride: int = 2,
         norm_momentum: float = NORM_MOMENTUM,
         zoom: float = 1,
+        lite: int = 0,
     ) -> None:
         super().__init__(labels, width, dropout, stride, zoom)
         if width % 8:
             raise ValueError(f"width={width} must be a multiple of 8: the finer levels have 3/4 and 3/8 of it.")
         self.norm_momentum = norm_momentum
         self.normalise = Normalise((127.0,) * 3, (128.0,) * 3, (0.0, 255.0))
-        self.encoder = EfficientNetLite0()
+        self.lite, self.encoder = lite, EfficientNetLite(lite)
+        *skips, coarsest = self.encoder.channels
         fine, finest = width * 3 // 4, width * 3 // 8
-        self.context = Context(CHANNELS[4], width)
+        self.context = Context(coarsest, width)
         self.decoder = nn.ModuleList(
             [
-                Up(width, CHANNELS[3], width, Unit(width, width, 3), Unit(width, width, 3)),
-                Up(width, CHANNELS[2], width, Unit(width, width, 3), Unit(width, width, 3)),
-                Up(width, CHANNELS[1], fine, Unit(fine, fine, 3), separable(fine, fine, 5)),
-                Up(fine, CHANNELS[0], finest, Unit(finest, finest, 3), Unit(finest, finest, 3)),
+                Up(width, skips[3], width, Unit(width, width, 3), Unit(width, width, 3)),
+                Up(width, skips[2], width, Unit(width, width, 3), Unit(width, width, 3)),
+                Up(width, skips[1], fine, Unit(fine, fine, 3), separable(fine, fine, 5)),
+                Up(fine, skips[0], finest, Unit(finest, finest, 3), Unit(finest, finest, 3)),
             ][: 4 - self.STRIDES.index(stride)]
         )
         channels = (finest, fine, width)[self.STRIDES.index(stride)]
@@ -224,12 +229,12 @@ class Fast(UShapedNetwork):
         return align(logits, self.stride, size)
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
-        """Load ImageNet's EfficientNet-Lite0 into the encoder from a safetensors file (`_conv_stem.weight`, ...)."""
+        """Load ImageNet's EfficientNet-Lite into the encoder from a safetensors file (`_conv_stem.weight`, ...)."""
         return transfer(self, path, read(path), imagenet_names(self.encoder))
 
 
-def imagenet_names(encoder: EfficientNetLite0) -> dict[str, str]:
-    """Map the usual names of EfficientNet-Lite0's tensors to those of Fast."""
+def imagenet_names(encoder: EfficientNetLite) -> dict[str, str]:
+    """Map the usual names of EfficientNet-Lite's tensors to those of Fast."""
     units = {"_conv_stem": ("_bn0", "encoder.stem")}
     for index, block in enumerate(encoder.blocks):
         for number, part in enumerate(("expand", "depthwise", "project")):

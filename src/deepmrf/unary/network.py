@@ -155,7 +155,7 @@ class UShapedNetwork(Network):
     """image (B, 3, H, W) -> logits (B, L, H, W), through maps of ever coarser strides and back to ever finer ones.
 
     labels: L. width: channels, as each network counts them. dropout: probability of dropping a channel while training.
-    stride: where the decoder ends, one of STRIDES. zoom: outside training, enlarge images by this factor first.
+    stride: where the decoder ends, one of STRIDES. zoom: enlarge images by this factor first.
     """
 
     STRIDES: ClassVar[tuple[int, ...]]
@@ -181,8 +181,7 @@ class UShapedNetwork(Network):
         """Resize logits at `stride` to the size of the image."""
 
     def forward(self, image: Tensor) -> Tensor:
-        zoom = NO_ZOOM if self.training else self.zoom
-        larger = zoomed(self.normalise(image), zoom)  # (B, 3, H zoom, W zoom)
+        larger = zoomed(self.normalise(image), self.zoom)  # (B, 3, H zoom, W zoom)
         *maps, x = self.encode(larger)
         for up in self.decoder:
             x = up(x, maps.pop())

@@ -73,8 +73,8 @@ class Strong(UShapedNetwork):
     dropout: probability of dropping a channel after the context block and before the last layer, while training.
     encoder_norm: batch norm behind each of VGG-16's convolutions too, which then relearns their scale.
     stride: where the decoder ends, 1, 2, 4 or 8. The finest levels cost the most time, and an MRF repairs borders.
-    zoom: outside training, enlarge images by this factor first. A network trained at random scales then finds small
-    things better; time grows with the square.
+    zoom: enlarge images by this factor first, and shrink the logits back. The network finds small things better, also
+    where it is zoomed only after its training at random scales (`zoom` of a recipe); time grows with the square.
     """
 
     name = "strong"
