@@ -173,7 +173,7 @@ def _take_steps(run: Run, index: int, stage: Stage, first_step: int, tensors: di
     if stage.class_balance:
         weights = class_weights(run.images_of(stage).label_counts(), stage.class_balance).to(accelerator.device)
     optimiser = new_optimiser(model, stage)
-    stage_model = StageModel(model, stage, caches_penalty(model, recipe, stage))
+    stage_model = StageModel(model, stage, caches_penalty(model, recipe, stage), recipe.compile)
     stage_model, prepared = accelerator.prepare(stage_model, optimiser)
     if tensors:
         run.load_optimiser(tensors, optimiser)

@@ -174,6 +174,8 @@ class Recipe:
     """Seed of weights, order, augmentation and dropout."""
     precision: str = "no"
     """Mixed precision: "no", "bf16" or "fp16"."""
+    compile: bool = False
+    """Compile the network for training (torch.compile): a minute at first, then faster steps. For GPUs."""
     clip: float = 0.0
     """Largest norm of a gradient; 0 leaves gradients alone."""
     ema: float = 0.0

@@ -111,9 +111,12 @@ def uses_clips(recipe: Recipe, stage: Stage) -> bool:
 class StageModel(nn.Module):
     """The part of the model that a stage runs."""
 
-    def __init__(self, model: DeepParsingNetwork, stage: Stage, penalty_cached: bool = False) -> None:
+    def __init__(
+        self, model: DeepParsingNetwork, stage: Stage, penalty_cached: bool = False, compiled: bool = False
+    ) -> None:
         super().__init__()
         self.model, self.penalty_cached = model, penalty_cached
+        self.log_unary = torch.compile(model.log_unary, dynamic=False) if compiled else model.log_unary
         self.network_cached = caches_network(stage)
         self.network_fixed = learns_mrf_alone(stage)
         self.network_alone = all(part == "unary" for part in stage.learn)
@@ -127,10 +130,10 @@ class StageModel(nn.Module):
             return self.model.mean_field.from_penalty(*inputs[0].chunk(2, 1))
         log_p, (image, *flow) = (inputs[0], inputs[1:]) if self.network_cached else (None, inputs)
         if self.network_alone:
-            return self.model.log_unary(image)
+            return self.log_unary(image)
         if log_p is None:
             with torch.no_grad() if self.network_fixed else nullcontext():
-                log_p = self.model.log_unary(image)
+                log_p = self.log_unary(image)
         return self.model.refined(log_p, image, Flow(*flow) if flow else None)
 
 
