@@ -186,4 +186,4 @@ class UShapedNetwork(Network):
         for up in self.decoder:
             x = up(x, maps.pop())
         logits = self.upsample(self.classify(x), larger.shape[-2:])
-        return unzoomed(logits, image.shape[-2:], zoom)  # (B, L, H, W)
+        return unzoomed(logits, image.shape[-2:], self.zoom)  # (B, L, H, W)
