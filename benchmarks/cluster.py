@@ -192,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--size", type=int, nargs=2, default=(64, 48), metavar=("W", "H"))
-    parser.add_argument("--model", default="street-fast")
+    parser.add_argument("--model", default="animals")
     parser.add_argument("--checks", nargs="+", choices=CHECKS, default=CHECKS)
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--s3", action="store_true", help="images and results on an S3 server, but for the speed")

@@ -1,6 +1,6 @@
 """What the errors of a model's network are, what its MRF makes of them, and what an MRF could mend at most.
 
-    python benchmarks/errors.py street street-fast --data camvid:PATH --out errors
+    python benchmarks/errors.py camvid --data camvid:PATH --out errors
     python benchmarks/errors.py --tables errors/*.json     # the tables of earlier runs, side by side
 
 Every labelled pixel is of one kind, the first of these that fits:

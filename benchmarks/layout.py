@@ -1,6 +1,6 @@
 """Do the label contexts of a model show how scenes are laid out?
 
-    python benchmarks/layout.py street --data camvid:PATH
+    python benchmarks/layout.py camvid --data camvid:PATH
 
 For each pair of labels A:B that meet, "above or below" is the mean over the rows below A less that over the rows
 above it. Printed: in how many pairs its sign is that of the labels, where `arrangement` finds B around A,

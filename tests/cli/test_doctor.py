@@ -36,7 +36,7 @@ def test_json_holds_the_same():
     assert values["versions"]["torch"] == torch.__version__
     assert {*values["kernels"]} == {*values["devices"]} == {"cpu", "cuda"}
     assert {extra["name"] for extra in values["extras"]} == {*EXTRAS}
-    assert {"animals", "street", "street-fast"} <= {*values["models"]}
+    assert {"animals", "camvid", "street"} <= {*values["models"]}
 
 
 def test_a_missing_extra_comes_with_its_command_and_install_line(monkeypatch):

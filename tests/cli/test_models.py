@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deepmrf.cli import app
-from deepmrf.data.labels import ANIMALS, CAMVID
+from deepmrf.data.labels import ANIMALS, CAMVID, CITYSCAPES
 from deepmrf.models.names import bundled, summarise
 
 
@@ -26,7 +26,8 @@ def test_all_models():
         summary = summarise(name)
         assert line.split()[:3] == [name, str(len(summary.labels)), f"{100 * summary.miou:.2f}"]
     assert f"animals: {', '.join(ANIMALS.names)}." in lines
-    assert f"street, street-fast: {', '.join(CAMVID.names)}." in lines
+    assert f"camvid: {', '.join(CAMVID.names)}." in lines
+    assert f"street: {', '.join(CITYSCAPES.names)}." in lines
 
 
 def test_one_model():

@@ -60,7 +60,7 @@ def test_a_broken_package_says_why(monkeypatch, tmp_path):
         ("ray", ["predict", "frames", "--ray"], "ray"),
         ("av", ["predict", "frames", "-o", "out.mp4"], "video"),
         ("cv2", ["predict", "camera:0"], "video"),
-        ("onnxscript", ["export", "street-fast", "-o", "model.onnx"], "export"),
+        ("onnxscript", ["export", "animals", "-o", "model.onnx"], "export"),
         (
             "nibabel",
             ["refine", "--preset", "medical3d", "--predictions", "nii", "--images", "nii", "-o", "out"],

@@ -18,8 +18,8 @@ from deepmrf.models.names import PRETRAINED, bundled, open_model
 from deepmrf.predict.scales import predictor
 from deepmrf.training.recipe import read_recipe
 
-MODELS = ("animals", "street", "street-fast")
-CAMVID = Path(os.environ.get("DEEPMRF_DATA") or Path(__file__).parents[2].parent / "shared" / "data") / "camvid"
+MODELS = ("animals", "camvid", "street")
+DATA = Path(os.environ.get("DEEPMRF_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
 
 def test_these_ship():
@@ -37,14 +37,15 @@ def test_small_and_documented(name):
     assert kinds == {torch.float16}
     scores = model.card.metrics["val"]
     assert model.card.metrics["seed"] == 0
-    assert {"unary", "triple penalty", "label contexts", "joint", "joint, network alone"} <= set(scores)
+    assert "unary" in scores
+    assert "triple penalty" in scores
     finished, alone = list(scores)[-2:]
     assert f"temperature {model.mean_field.temperature:g}" in finished
     assert alone == f"{finished}, network alone"
     assert scores[finished]["miou"] > scores[alone]["miou"]
     known = read_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.toml")
-    assert known.temperature == model.mean_field.temperature
-    assert known.zoom == (0 if name != "street" else float(model.unary.zoom))
+    assert (known.zoom or known.unary.options.get("zoom", 1)) == float(model.unary.zoom)
+    assert known.mean_field["kernel"] == model.mean_field.triple_penalty.kernel
 
 
 def test_a_cat_is_a_cat_and_an_astronaut_a_person():
@@ -68,12 +69,13 @@ def test_the_mrf_changes_a_little(name):
     assert 0 < float((before.argmax(1) != after.argmax(1)).float().mean()) < 0.2
 
 
-@pytest.mark.skipif(not CAMVID.is_dir(), reason="CamVid is not here")
-@pytest.mark.parametrize(("name", "least"), [("street", 0.6), ("street-fast", 0.58)])
-def test_streets(name, least):
-    frames = open_data(f"camvid:{CAMVID}", "val")
-    some = frames.subset(list(frames)[::25])
+@pytest.mark.parametrize(("name", "data", "least", "step"), [("camvid", "camvid", 0.6, 25), ("street", "cityscapes", 0.4, 66)])
+def test_streets(name, data, least, step):
+    if not (DATA / data).is_dir():
+        pytest.skip(f"{data} is not here")
+    frames = open_data(f"{data}:{DATA / data}", "val")
+    some = frames.subset(list(frames)[::step])
     model = open_model(name)
     full, alone = (evaluate(predictor(part), some) for part in (model, model.log_unary))
     assert full.miou > least
-    assert full.pixel_accuracy > max(alone.pixel_accuracy, 0.93)
+    assert full.pixel_accuracy > max(alone.pixel_accuracy, 0.9)

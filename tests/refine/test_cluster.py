@@ -255,7 +255,7 @@ def test_the_address_may_be_left_out(words, address, inputs):
 def test_what_a_cluster_cannot_do_is_one_sentence(images, monkeypatch, words, sentence):
     monkeypatch.setattr(cluster, "optional", lambda *names: None)
     Path("a.mp4").touch()
-    result = CliRunner().invoke(app, ["predict", "in", "--model", "street-fast", "--ray", *words])
+    result = CliRunner().invoke(app, ["predict", "in", "--model", "animals", "--ray", *words])
     assert result.exit_code == 2
     assert sentence in result.output
 

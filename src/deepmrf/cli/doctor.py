@@ -58,7 +58,7 @@ def _print(installation: Installation, console: Console) -> None:
     if installation.problem:
         warn([f"The core does not work: {installation.problem}."], console)
     else:
-        say(f"The core works: street-fast segmented a small image, {installation.seconds:.1f} s.", console, "green")
+        say(f"The core works: animals segmented a small image, {installation.seconds:.1f} s.", console, "green")
 
 
 def _describe(cache: Cache) -> str:

@@ -30,7 +30,7 @@ Several models are averaged. Prints a table; with --out writes scores.json and s
 [cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --stages[/cyan]: the network alone, too, and the
 MRF's gain with its interval over images: the MRF earns its place where the interval lies above zero
 
-[cyan]deepmrf evaluate street --data camvid:data/camvid --pictures seen[/cyan]: seen/index.html, largest gains and worst
+[cyan]deepmrf evaluate camvid --data camvid:data/camvid --pictures seen[/cyan]: seen/index.html, largest gains and worst
 failures first
 
 [cyan]deepmrf evaluate saved --data folder:mine --network mynet:build[/cyan]: saved around a network of your own

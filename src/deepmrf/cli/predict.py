@@ -83,7 +83,7 @@ def predict_command(
             "--model",
             "-m",
             show_default="animals",
-            help="animals, street, street-fast (deepmrf models), folder, OWNER/NAME; repeatable.",
+            help="animals, street, camvid (deepmrf models), folder, OWNER/NAME; repeatable.",
         ),
     ] = None,
     scales: ScalesOption = None,

@@ -26,9 +26,9 @@ data and ImageNet weights where [bold]deepmrf data get[/bold] puts them.
 
 [bold]Examples[/bold]
 
-[cyan]deepmrf train street --set data.train=camvid:data/camvid -o runs/fast[/cyan]
+[cyan]deepmrf train camvid --set data.train=camvid:data/camvid -o runs/fast[/cyan]
 
-[cyan]deepmrf train street -o runs/fast --resume[/cyan]
+[cyan]deepmrf train camvid -o runs/fast --resume[/cyan]
 
 [cyan]deepmrf train camvid-vgg16 --set seed=1 --set stage.joint.steps=500[/cyan]
 

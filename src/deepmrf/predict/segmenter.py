@@ -61,7 +61,7 @@ def load(
     min_area: float = 0,
     min_confidence: float = 0.0,
 ) -> Segmenter:
-    """A trained model, ready for images: "animals", "street", "street-fast", a folder, a hub id; several are averaged.
+    """A trained model, ready for images: "animals", "street", "camvid", a folder, a hub id; several are averaged.
 
     device: "cpu", "cuda"; the GPU if there is one. scales, flip: average over resized and mirrored images.
     tile: side of the tiles in pixels, at full resolution. size: shrink images to this many pixels on the longer side

@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 
 from deepmrf.data.dataset import Dataset
 from deepmrf.training.clips import ClipCrops, ClipSource, Stills, Videos, network_outputs
-from deepmrf.training.mean_field import penalty_map
+from deepmrf.training.mean_field import calibrated_temperature, penalty_map
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.run import Run
-from deepmrf.training.samples import BatchSampler, CachedCrops, Crops, Images, Samples, use_one_thread
+from deepmrf.training.samples import BatchSampler, CachedCrops, Crops, Images, Samples, mask_tensor, use_one_thread
 from deepmrf.training.stages import caches_network, caches_penalty, uses_clips
 
 BATCHES_READ_AHEAD = 4
@@ -63,8 +63,20 @@ def _samples(run: Run, index: int, stage: Stage) -> Samples:
     height, width = images.largest()
     if run.model.mean_field is None or run.model.mean_field.triple_penalty.size is None:
         crop = min(crop[0], height), min(crop[1], width)  # images have their own scale: no crop beyond them
+    if run.held_out is not None:
+        _calibrate(run, images)
     maps = cached_penalties if caches_penalty(run.model, recipe, stage) else cached_outputs
     return CachedCrops(images, seed, maps(run, images), crop, flip)
+
+
+def _calibrate(run: Run, images: Images) -> None:
+    """Give the mean field the temperature that fits images which the network never saw."""
+    masks = [mask_tensor(images[index][1]) for index in range(len(images))]
+    temperature = calibrated_temperature(cached_outputs(run, images), masks, images.data.labels.ignore)
+    run.message(f"Temperature of the mean field, from the images held out: {temperature:g}.")
+    for model in (run.model, run.average):
+        if model.mean_field is not None:
+            model.mean_field.temperature = temperature
 
 
 def cached_outputs(run: Run, images: Images) -> list[Tensor]:

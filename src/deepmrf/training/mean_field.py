@@ -22,6 +22,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.layers import LabelContexts, MeanField
@@ -35,6 +36,10 @@ With the usual 1e-8 they move as fast as all others, and learn the images instea
 another time gained 0.3 points of mIoU instead of 0.9 with 1e-4. With 1e-3 instead of 1e-4 they gained 0.5 more, of
 predictions at stride 8, and lost little of it when training went on.
 """
+CALIBRATION_PIXELS = 200_000
+"""About how many pixels choose a temperature."""
+TEMPERATURES_TRIED = tuple(round(0.6 + 0.05 * index, 2) for index in range(49))
+"""0.6 to 3."""
 STEPS_IN_MEAN = 150
 """About how many of the last steps count in the mean weights of a Descent; of fewer steps, the last third."""
 
@@ -53,6 +58,28 @@ def start_contexts(contexts: LabelContexts, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(contexts.weight.shape, generator=generator) * PATTERN_NOISE / contexts.weight[0, 0].numel()
     contexts.weight.add_(noise.to(contexts.weight))
+
+
+@torch.no_grad()
+def calibrated_temperature(outputs: Sequence[Tensor], masks: Sequence[Tensor], ignore: int) -> float:
+    """Return the temperature at which a network is as sure of these images as it is right: the least nll.
+
+    outputs: log-probabilities (L, H, W); masks (H, W). A network is surer of new images than it should be, and an MRF
+    that learns behind it would first of all learn to doubt it.
+    """
+    pixels = sum(mask.numel() for mask in masks)
+    step = max(1, math.isqrt(pixels // CALIBRATION_PIXELS))
+    samples, targets = [], []
+    for log_p, mask in zip(outputs, masks, strict=True):
+        target = mask[step // 2 :: step, step // 2 :: step]
+        labelled = target != ignore
+        samples.append(log_p[:, step // 2 :: step, step // 2 :: step].float()[:, labelled])
+        targets.append(target[labelled].long())
+    log_p, target = torch.cat(samples, 1).T, torch.cat(targets)  # (N, L), (N,)
+    if not len(target):
+        return 1.0
+    losses = [float(functional.cross_entropy(log_p / temperature, target)) for temperature in TEMPERATURES_TRIED]
+    return TEMPERATURES_TRIED[losses.index(min(losses))]
 
 
 @torch.no_grad()
