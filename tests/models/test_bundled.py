@@ -69,7 +69,9 @@ def test_the_mrf_changes_a_little(name):
     assert 0 < float((before.argmax(1) != after.argmax(1)).float().mean()) < 0.2
 
 
-@pytest.mark.parametrize(("name", "data", "least", "step"), [("camvid", "camvid", 0.6, 25), ("street", "cityscapes", 0.4, 66)])
+@pytest.mark.parametrize(
+    ("name", "data", "least", "step"), [("camvid", "camvid", 0.6, 25), ("street", "cityscapes", 0.4, 66)]
+)
 def test_streets(name, data, least, step):
     if not (DATA / data).is_dir():
         pytest.skip(f"{data} is not here")

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from deepmrf import MeanField
-from deepmrf.training.mean_field import Trust, minimise, penalty_map, start_contexts, start_penalty
+from deepmrf.training.mean_field import (
+    Trust,
+    calibrated_temperature,
+    minimise,
+    penalty_map,
+    start_contexts,
+    start_penalty,
+)
 
 
 @pytest.mark.parametrize("contexts", [0, 2])
@@ -68,3 +75,14 @@ def test_steps_lower_the_loss_at_a_falling_rate_and_skip_what_is_not_finite():
     assert progress[0] == (1, 6)
     assert progress[-1] == (6, 6)
     assert not module.log_factor.requires_grad
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1.0, 1.75])
+def test_the_temperature_of_a_network_that_is_too_sure_is_found(temperature):
+    generator = torch.Generator().manual_seed(0)
+    log_p = torch.randn(5, 60, 70, generator=generator).mul(2).log_softmax(0)
+    truth = torch.multinomial(log_p.exp().flatten(1).T, 1, generator=generator).view(60, 70).to(torch.uint8)
+    truth[:3] = 255
+    sure = (temperature * log_p).log_softmax(0).half()
+    assert calibrated_temperature([sure], [truth], 255) == pytest.approx(temperature, abs=0.15)
+    assert calibrated_temperature([sure], [torch.full_like(truth, 255)], 255) == 1

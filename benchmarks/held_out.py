@@ -1,0 +1,124 @@
+"""Learn the MRF of a model on training images that its network never saw: the bundled models street and camvid.
+
+    python benchmarks/held_out.py runs/street/model --data cityscapes:PATH --share 0.12 -o street
+    deepmrf evaluate street --data cityscapes:PATH --stages
+
+The network stays as it is. Stages 2 and 3 learn as those of `deepmrf fit` do, from random crops of the images that the
+recipe held out (`data.held_out`). Written is the model with the new MRF, its filters in half precision, and with the
+scores of every stage on val.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import track
+
+from deepmrf.data import open_data
+from deepmrf.data.dataset import Dataset
+from deepmrf.evaluation.evaluate import evaluate
+from deepmrf.layers import MeanField
+from deepmrf.models.names import open_model
+from deepmrf.models.parsing_network import Card, DeepParsingNetwork, write_model
+from deepmrf.predict.scales import predictor
+from deepmrf.refine.examples import Example, Examples
+from deepmrf.refine.learn import Learner
+from deepmrf.refine.settings import Choice, FitSettings
+from deepmrf.training.recipe import read_recipe
+from deepmrf.training.samples import hold_out
+
+
+class Outputs(Examples):
+    """Examples in memory: the network's output of each image."""
+
+    def __init__(self, model: DeepParsingNetwork, data: Dataset) -> None:
+        super().__init__([], data.labels, np.zeros(256, np.int16))
+        self.examples = [_example(model, data, index) for index in track(range(len(data)), "network's output")]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+
+@torch.inference_mode()
+def _example(model: DeepParsingNetwork, data: Dataset, index: int) -> Example:
+    image, mask = data.read(data[index])
+    picture = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+    labels = torch.from_numpy(np.ascontiguousarray(mask))
+    return Example(data[index].name, model.log_unary(picture[None])[0].half(), picture, labels)
+
+
+def learn(outputs: Outputs, settings: FitSettings, temperature: float) -> MeanField:
+    """Stage 2, and the steps of stage 3; the MRF after stage 2 where there are no contexts."""
+    choice = Choice(settings.kernel or "distance", False, temperature)
+    learner = Learner(outputs, range(len(outputs)), settings, choice)
+    if settings.contexts:
+        steps = settings.contexts_steps or 0
+        with_bar = track(range(steps // 10), "label contexts")
+        for _ in with_bar:
+            learner.learn_contexts(10)
+    return learner.models()["label contexts" if settings.contexts else "triple penalty"]
+
+
+def stage_scores(model: DeepParsingNetwork, data: Dataset) -> dict[str, object]:
+    """The scores on val after each stage."""
+    mrf = model.mean_field
+    assert mrf is not None
+    penalty = copy.deepcopy(model)
+    assert penalty.mean_field is not None
+    if penalty.mean_field.label_contexts is not None:
+        penalty.mean_field.label_contexts.set_compatibility(torch.eye(len(model.labels)))
+    alone = evaluate(predictor(model.log_unary), data).to_dict()
+    scores: dict[str, object] = {"unary": alone, "triple penalty": evaluate(predictor(penalty), data).to_dict()}
+    finished = f"temperature {mrf.temperature:g}"
+    scores[finished] = evaluate(predictor(model), data).to_dict()
+    return {
+        **scores,
+        "label contexts": scores[finished],
+        finished: scores[finished],
+        f"{finished}, network alone": alone,
+    }
+
+
+def main() -> None:
+    """Learn, score and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--train-split", default="train")
+    parser.add_argument("--share", type=float, default=0.12, help="data.held_out of the recipe")
+    parser.add_argument("--recipe", type=Path, default=None, help="the recipe of the network, for config.json")
+    parser.add_argument("--contexts", type=int, default=3, help="0: the triple penalty alone")
+    parser.add_argument("--context-size", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=100, help="of stage 3")
+    parser.add_argument("--rate", type=float, default=5e-3, help="of stage 3")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    given = parser.parse_args()
+    model = open_model(given.model).eval()
+    held = hold_out(open_data(given.data, given.train_split), given.share)[1]
+    settings = FitSettings(
+        kernel="distance", gate=False, contexts=given.contexts, context_size=given.context_size,
+        contexts_steps=given.steps, contexts_rate=given.rate, batch=given.batch,
+    )  # fmt: skip
+    mrf = learn(Outputs(model, held), settings, given.temperature)
+    joined = DeepParsingNetwork(model.unary, mrf, model.labels).eval()
+    scores = stage_scores(joined, open_data(given.data, "val"))
+    recipe = {} if given.recipe is None else json.loads(json.dumps(asdict(read_recipe(given.recipe))))
+    joined.card = Card({"val": scores, "seed": 0}, recipe)
+    write_model(joined, given.out, half=True)
+    for stage, values in scores.items():
+        print(f"{stage:32} {100 * values['miou']:.2f}")  # type: ignore[index]
+
+
+if __name__ == "__main__":
+    main()
