@@ -11,7 +11,6 @@ scores of every stage on val.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -56,8 +55,8 @@ def _example(model: DeepParsingNetwork, data: Dataset, index: int) -> Example:
     return Example(data[index].name, model.log_unary(picture[None])[0].half(), picture, labels)
 
 
-def learn(outputs: Outputs, settings: FitSettings, temperature: float) -> MeanField:
-    """Stage 2, and the steps of stage 3; the MRF after stage 2 where there are no contexts."""
+def learn(outputs: Outputs, settings: FitSettings, temperature: float) -> dict[str, MeanField]:
+    """Stage 2, and the steps of stage 3; return the MRF after each."""
     choice = Choice(settings.kernel or "distance", False, temperature)
     learner = Learner(outputs, range(len(outputs)), settings, choice)
     if settings.contexts:
@@ -65,27 +64,16 @@ def learn(outputs: Outputs, settings: FitSettings, temperature: float) -> MeanFi
         with_bar = track(range(steps // 10), "label contexts")
         for _ in with_bar:
             learner.learn_contexts(10)
-    return learner.models()["label contexts" if settings.contexts else "triple penalty"]
+    return {str(stage): mrf for stage, mrf in learner.models().items()}
 
 
-def stage_scores(model: DeepParsingNetwork, data: Dataset) -> dict[str, object]:
+def stage_scores(model: DeepParsingNetwork, mrfs: dict[str, MeanField], data: Dataset) -> dict[str, object]:
     """The scores on val after each stage."""
-    mrf = model.mean_field
-    assert mrf is not None
-    penalty = copy.deepcopy(model)
-    assert penalty.mean_field is not None
-    if penalty.mean_field.label_contexts is not None:
-        penalty.mean_field.label_contexts.set_compatibility(torch.eye(len(model.labels)))
-    alone = evaluate(predictor(model.log_unary), data).to_dict()
-    scores: dict[str, object] = {"unary": alone, "triple penalty": evaluate(predictor(penalty), data).to_dict()}
+    scores: dict[str, object] = {"unary": evaluate(predictor(model.log_unary), data).to_dict()}
+    for stage, mrf in mrfs.items():
+        scores[stage] = evaluate(predictor(DeepParsingNetwork(model.unary, mrf, model.labels)), data).to_dict()
     finished = f"temperature {mrf.temperature:g}"
-    scores[finished] = evaluate(predictor(model), data).to_dict()
-    return {
-        **scores,
-        "label contexts": scores[finished],
-        finished: scores[finished],
-        f"{finished}, network alone": alone,
-    }
+    return {**scores, finished: scores[stage], f"{finished}, network alone": scores["unary"]}
 
 
 def main() -> None:
@@ -98,10 +86,10 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, default=None, help="the recipe of the network, for config.json")
     parser.add_argument("--contexts", type=int, default=3, help="0: the triple penalty alone")
     parser.add_argument("--context-size", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=100, help="of stage 3")
+    parser.add_argument("--steps", type=int, default=200, help="of stage 3")
     parser.add_argument("--rate", type=float, default=5e-3, help="of stage 3")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, default=1.15)
     parser.add_argument("-o", "--out", type=Path, required=True)
     given = parser.parse_args()
     model = open_model(given.model).eval()
@@ -110,9 +98,9 @@ def main() -> None:
         kernel="distance", gate=False, contexts=given.contexts, context_size=given.context_size,
         contexts_steps=given.steps, contexts_rate=given.rate, batch=given.batch,
     )  # fmt: skip
-    mrf = learn(Outputs(model, held), settings, given.temperature)
-    joined = DeepParsingNetwork(model.unary, mrf, model.labels).eval()
-    scores = stage_scores(joined, open_data(given.data, "val"))
+    mrfs = learn(Outputs(model, held), settings, given.temperature)
+    scores = stage_scores(model, mrfs, open_data(given.data, "val"))
+    joined = DeepParsingNetwork(model.unary, list(mrfs.values())[-1], model.labels).eval()
     recipe = {} if given.recipe is None else json.loads(json.dumps(asdict(read_recipe(given.recipe))))
     joined.card = Card({"val": scores, "seed": 0}, recipe)
     write_model(joined, given.out, half=True)

@@ -321,10 +321,10 @@ def test_every_recipe_of_the_project_is_valid():
         read_recipe(path)
 
 
-def test_the_mrf_alone_learns_from_images_that_the_network_never_saw(recipe, tmp_path, monkeypatch):
-    settings = read_recipe(
-        recipe, dict(word.removeprefix("--set=").split("=") for word in SHORT) | {"data.held_out": "0.25"}
-    )
+@pytest.mark.parametrize("seen_too", [False, True])
+def test_the_mrf_alone_learns_from_images_that_the_network_never_saw(recipe, tmp_path, monkeypatch, seen_too):
+    values = dict(word.removeprefix("--set=").split("=") for word in SHORT) | {"data.held_out": "0.25"}
+    settings = read_recipe(recipe, values | ({"stage.label_contexts.held_out": "false"} if seen_too else {}))
     seen = {"Crops": [], "CachedCrops": []}
     kinds = {name: getattr(batches, name) for name in seen}
     for name in seen:
@@ -335,7 +335,8 @@ def test_the_mrf_alone_learns_from_images_that_the_network_never_saw(recipe, tmp
 
         monkeypatch.setattr(batches, name, recorded)
     train.train(settings, tmp_path / "run")
-    network_images, mrf_images = set.union(*seen["Crops"]), set.union(*seen["CachedCrops"])
+    network_images, (penalty_images, contexts_images) = set.union(*seen["Crops"]), seen["CachedCrops"]
     assert network_images
-    assert mrf_images
-    assert not network_images & mrf_images
+    assert penalty_images
+    assert not network_images & penalty_images
+    assert contexts_images == (network_images if seen_too else penalty_images)

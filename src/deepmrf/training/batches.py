@@ -63,7 +63,7 @@ def _samples(run: Run, index: int, stage: Stage) -> Samples:
     height, width = images.largest()
     if run.model.mean_field is None or run.model.mean_field.triple_penalty.size is None:
         crop = min(crop[0], height), min(crop[1], width)  # images have their own scale: no crop beyond them
-    if run.held_out is not None:
+    if images is run.held_out:
         _calibrate(run, images)
     maps = cached_penalties if caches_penalty(run.model, recipe, stage) else cached_outputs
     return CachedCrops(images, seed, maps(run, images), crop, flip)
@@ -83,6 +83,8 @@ def cached_outputs(run: Run, images: Images) -> list[Tensor]:
     """Return the network's log-probabilities (L, H, W) of every image, in half precision."""
     progress = run.progress("network's output")
     run.model.eval()
+    if run.cached_images is not images:
+        run.cached_images, run.cached_log_p = images, []
     for index in range(len(run.cached_log_p), len(images)):
         run.cached_log_p.append(_log_unary(run, _image(images, index)[None])[0].half().cpu())
         progress(index + 1, len(images))

@@ -142,6 +142,8 @@ class Stage:
     pairs of labels from learning single images."""
     power: float = 0.9
     """Rates fall as this power of the share of steps left."""
+    held_out: bool = True
+    """If it learns the MRF alone, learn from the images of `data.held_out`; if false, from those of the network."""
     cached: bool = True
     """If the network is fixed, compute its output once per image instead of once per step."""
     class_balance: float = 0.0

@@ -83,6 +83,8 @@ class Run:
     """Number of reports in a row whose loss was NaN."""
     cached_log_p: list[Tensor] = field(default_factory=list)
     """The network's output (L, H, W) for the first images of a stage, while the network is fixed."""
+    cached_images: Images | None = None
+    """The images that these are of."""
     network: OwnNetwork | None = None
     """A network of the user's own, if the model has one."""
     tensorboard: Any = None
@@ -90,7 +92,9 @@ class Run:
 
     def images_of(self, stage: Stage) -> Images:
         """Return the images that a stage learns from."""
-        return self.held_out if self.held_out is not None and learns_mrf_alone(stage) else self.images
+        if self.held_out is not None and learns_mrf_alone(stage) and stage.held_out:
+            return self.held_out
+        return self.images
 
     def open_folder(self) -> None:
         """Write the recipe and begin TensorBoard's events."""
