@@ -385,3 +385,9 @@ def test_a_pipe_in_the_place_of_a_result_is_not_read(type_in, pipe):
     pipe("segmented/a.png")
     result = type_in("predict", "a.png")
     assert "segmented/a.png is there, and deepmrf predict did not write it" in plain(result.output)
+
+
+def test_workers_are_for_ray(type_in):
+    result = type_in("predict", "cat.jpg", "--workers", "2")
+    assert result.exit_code == 2
+    assert "--workers is for --ray: add --ray, or leave --workers out." in plain(result.output)

@@ -197,3 +197,13 @@ def test_pipes_are_skipped_with_a_sentence(folders, pipe):
     assert "0.npy cannot be read as an array (it is no regular file)" in text
     assert "1.jpg cannot be read as an image (it is no regular file)" in text
     assert "1 refined, 0 there already, 2 failed" in text
+
+
+def test_ctrl_c_is_one_sentence(folders, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deepmrf.refine.apply.refine_image", interrupt)
+    code, text = type_in("--preset", "maskcut", *folders[2])
+    assert code == 130
+    assert text.strip() == "Interrupted: what is written is complete, and the same command goes on from here."

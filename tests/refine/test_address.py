@@ -37,10 +37,38 @@ def server():
         listener.close()
 
 
-@pytest.mark.parametrize("given", [None, "auto", "local"])
-def test_what_ray_knows_itself(monkeypatch, given):
+@pytest.fixture(autouse=True)
+def record(monkeypatch, tmp_path):
+    """record(address): what Ray notes of the cluster on this machine; without a call, nothing."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    check_address(given)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    return (tmp_path / "ray/ray_current_cluster").write_text
+
+
+@pytest.fixture
+def closed():
+    """An address where nothing answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("given", [None, "auto", "local"])
+def test_what_ray_knows_itself(given):
+    assert check_address(given) == given
+
+
+def test_a_cluster_on_this_machine(server, record):
+    for given in (None, "auto"):
+        record(server(bytes([0, 0, 24, 4, 0, 0, 0, 0, 0])))
+        assert check_address(given) == given
+
+
+def test_a_cluster_that_has_crashed(record, closed):
+    record(closed)
+    assert check_address(None) == check_address("local") == "local"
+    with pytest.raises(OSError, match=r"No Ray cluster runs on this machine \(Connection refused\): start one"):
+        check_address("auto")
 
 
 def test_a_server_of_grpc(server):
@@ -54,12 +82,10 @@ def test_another_server(server, answer, monkeypatch):
         check_address(server(answer))
 
 
-def test_nothing_answers(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(OSError, match=f"No Ray cluster answers at 127.0.0.1:{port} .*`ray start --head` prints its"):
-        check_address(f"127.0.0.1:{port}")
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+def test_nothing_answers(monkeypatch, closed):
+    with pytest.raises(OSError, match=f"No Ray cluster answers at {closed} .*`ray start --head` prints its address"):
+        check_address(closed)
+    monkeypatch.setenv("RAY_ADDRESS", closed)
     with pytest.raises(OSError, match="No Ray cluster"):
         check_address(None)
 

@@ -20,6 +20,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from deepmrf.data.progress import Progress
 
+INTERRUPTED = "Interrupted: what is written is complete, and the same command goes on from here."
+"""After Ctrl-C, for commands that begin where they were stopped."""
 SECONDS_BEFORE_BAR = 2.0
 """Shorter work shows no progress bar."""
 

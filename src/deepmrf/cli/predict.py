@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process, video
-from deepmrf.cli.console import Bars, fail, percent, say, share, split_scales, table, warn
+from deepmrf.cli.console import INTERRUPTED, Bars, fail, percent, say, share, split_scales, table, warn
 from deepmrf.cli.options import DeviceOption, FlipOption, NetworkOption, RayOption, ScalesOption, own_code
 
 if TYPE_CHECKING:
@@ -167,6 +167,8 @@ def predict_command(
     inputs, factors = split_scales(inputs, scales or [])
     process.prepare()
     try:
+        if workers is not None and ray is None:
+            raise ValueError("--workers is for --ray: add --ray, or leave --workers out.")
         for option, path in (("--json", summary), ("--coco", coco)):
             if path is not None:
                 _check_json(option, path)
@@ -216,7 +218,7 @@ def predict_command(
     except (ValueError, OSError, TypeError, ImportError) as error:
         fail(error)
     except KeyboardInterrupt:  # while the model is read, kernels are compiled or outlines are drawn
-        fail("Interrupted: what is written is complete, and the same command goes on from here.", 130)
+        fail(INTERRUPTED, 130)
     if inputs:
         _show(report, out, coco, console)
     if open_result:
@@ -328,7 +330,7 @@ def _conclusion(report: PredictReport, out: Path | URL) -> str:
     parts = [(len(report.done), "segmented"), (len(report.skipped), "there already"), (len(report.failed), "failed")]
     counts = ", ".join(f"{count} {state}" for count, state in parts if count)
     if report.interrupted:
-        return f"Interrupted: {counts or 'nothing was done'}; the same command goes on from here."
+        return INTERRUPTED.replace(":", f": {counts};", 1) if counts else INTERRUPTED
     if len(report.done) == 1 and not report.skipped and not report.failed:
         files = report.done[0].files
         *others, last = [f"{path} (to look at)" if path == files.overlay else str(path) for path in files.all()]

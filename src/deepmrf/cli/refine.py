@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import Bars, say, say_pairs, sentences, split_settings, table, warn
+from deepmrf.cli.console import INTERRUPTED, Bars, fail, say, say_pairs, sentences, split_settings, table, warn
 from deepmrf.cli.options import RayOption
 
 PRESET_FIELDS = {
@@ -121,18 +121,21 @@ def refine_command(
         else:
             from deepmrf.refine import cluster
         changes = _numbers(settings)
-        with Bars(console) as bars, mirrored_folders(predictions, images, out) as folders:
-            places = folders.predictions, folders.images
-            opened = open_mrf(mrf) if mrf else open_preset(preset, *places, labels, changes, soft_mask)
-            model, label_set, label_ids = opened
-            options: dict[str, Any] = {"probabilities": probabilities, "overwrite": overwrite, "device": device}
-            options |= {"progress": bars.progress("refining"), "label_ids": label_ids, "gt_prob": gt_prob}
-            if ray is None:
-                run = partial(folders.run, device=device, workers=workers)
-                report = refine(model, label_set, *folders, workers=workers, run=run, **options)
-            else:
-                pool: dict[str, Any] = {"address": ray or None, "workers": workers}
-                report = cluster.refine_folders(model, label_set, folders, **pool, **options)
+        try:
+            with Bars(console) as bars, mirrored_folders(predictions, images, out) as folders:
+                places = folders.predictions, folders.images
+                opened = open_mrf(mrf) if mrf else open_preset(preset, *places, labels, changes, soft_mask)
+                model, label_set, label_ids = opened
+                options: dict[str, Any] = {"probabilities": probabilities, "overwrite": overwrite, "device": device}
+                options |= {"progress": bars.progress("refining"), "label_ids": label_ids, "gt_prob": gt_prob}
+                if ray is None:
+                    run = partial(folders.run, device=device, workers=workers)
+                    report = refine(model, label_set, *folders, workers=workers, run=run, **options)
+                else:
+                    pool: dict[str, Any] = {"address": ray or None, "workers": workers}
+                    report = cluster.refine_folders(model, label_set, folders, **pool, **options)
+        except KeyboardInterrupt:
+            fail(INTERRUPTED, 130)
     warn([*report.notes, *(f"{stem}: {reason}" for stem, reason in report.failed)], console)
     counts = f"{len(report.done)} refined, {len(report.skipped)} there already, {len(report.failed)} failed"
     kinds = f" Predictions were read as {'; '.join(report.kinds)}." if report.kinds else ""

@@ -30,6 +30,7 @@ from deepmrf.data.files import image_size, one_line
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.remote import Names
+from deepmrf.data.writing import check_folder
 from deepmrf.layers import MeanField
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.files import ImageFile, check_targets
@@ -80,6 +81,8 @@ def predict(
             segmenter: Segmenter, images: Sequence[ImageFile], folder: Path, options: Options, progress: Progress
         ) -> PredictReport:
             check_targets(images, folder)
+            if not folder.exists():
+                check_folder(folder, "the results")  # before Ray starts
             work = _Predict(segmenter, folder, options, len(images), places.names)
             report = PredictReport(segmenter.labels.names)
             ordered = _by_size(images, segmenter.max_pixels) if options.batch > 1 else images
@@ -212,7 +215,7 @@ class _Pool:
         if self.device not in (None, "cpu", "cuda"):
             raise ValueError(f"device={self.device!r} is unknown: choose 'cpu' or 'cuda'.")
         if not self.ray.is_initialized():
-            check_address(self.address)
+            self.address = check_address(self.address)
 
     def run(self, work: Any, items: Sequence[T], batch: int = 1) -> Iterator[Any]:
         """Yield work(share) for shares of the items, in the order in which they are finished."""
