@@ -98,7 +98,7 @@ def test_the_walk_of_a_photograph_is_what_runs(tmp_path, monkeypatch):
     assert [int(number) for number, _ in rows] == list(range(1, 21))
     monkeypatch.chdir(tmp_path)
     io.imsave("cat.jpg", data.chelsea()[::2, ::2])
-    CliRunner().invoke(app, ["predict", "cat.jpg", "--device", "cpu"])  # imports what it needs
+    CliRunner().invoke(app, ["predict", "cat.jpg", "--model", "camvid", "--device", "cpu"])  # imports what it needs
     ran = set()
 
     def note(frame, event, _):
@@ -109,7 +109,7 @@ def test_the_walk_of_a_photograph_is_what_runs(tmp_path, monkeypatch):
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        done = CliRunner().invoke(app, ["predict", "cat.jpg", "--overwrite", "--device", "cpu"])
+        done = CliRunner().invoke(app, ["predict", "cat.jpg", "--model", "camvid", "--overwrite", "--device", "cpu"])
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -252,7 +252,7 @@ def test_cityscapes_is_unpacked_from_what_was_downloaded_by_hand(tmp_path, monke
         assert "gtFine_trainvaltest.zip is not an archive that can be unpacked" in text
     (folder / "gtFine_trainvaltest.zip").write_bytes(good)
     lines = next_lines(typed("deepmrf data get cityscapes"))
-    assert lines == ["deepmrf data get vgg16_imagenet", "deepmrf train cityscapes-strong"]
+    assert lines == ["deepmrf data get vgg16_imagenet_features", "deepmrf train cityscapes-strong"]
     data = cityscapes(folder, "train")
     assert set(np.unique(data.read(data[0])[1])) == {255, CITYSCAPES.names.index("car")}
     assert (folder / "gtFine_trainvaltest.zip").exists()  # a login's download is not deleted

@@ -261,7 +261,7 @@ def test_too_many_pixels(type_in):
         (("-o", "."), "cat.png is one of the images"),
         (("-o", "cat.mp4"), "cat.mp4 would be a video, but cat.jpg is an image: give a folder"),
         (("--labels", "maps"), "--labels is for videos: the label maps of images are written into --out"),
-        (("--flow", "raft"), "--flow raft is unknown: choose dis or none"),
+        (("--flow", "raft"), "--flow raft is unknown: choose dis-fast, dis or none"),
         (("--json", "folder"), "--json folder cannot be written: name a file, such as folder/found.json"),
         (("--min-area", "small"), "--min-area small is no area: give pixels, such as 50, or per cent, such as 0.1%."),
         (("--min-area", "100%"), "--min-area 100% is no area"),

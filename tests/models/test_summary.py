@@ -20,7 +20,12 @@ def test_bundled_models_tell_their_scores(name):
     assert summary.iou.keys() == set(summary.labels.names)
     assert summary.bytes == sum((PRETRAINED / name / file).stat().st_size for file in (CONFIG, WEIGHTS))
     assert summary.network == "fast"
-    assert summary.mean_field == "gaussian kernel, window 25, 5 contexts of 9"
+    mean_fields = {
+        "animals": "gaussian kernel, window 25, no contexts",
+        "camvid": "gaussian kernel, window 25, 5 contexts of 9",
+        "street": "distance kernel, window 51, 3 contexts of 9",
+    }
+    assert summary.mean_field == mean_fields[name]
 
 
 def test_paths_of_data_are_not_told():
