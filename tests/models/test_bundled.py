@@ -36,6 +36,12 @@ def test_small_and_documented(name):
         kinds = {file.get_tensor(key).dtype for key in file.keys() if file.get_tensor(key).dim() > 1}  # noqa: SIM118
     assert kinds == {torch.float16}
     scores = model.card.metrics["val"]
+    stages = {
+        "animals": {"unary", "triple penalty", "label contexts", "joint", "joint, network alone"},
+        "camvid": {"triple penalty", "label contexts"},
+        "street": {"unary", "label contexts"},
+    }
+    assert stages[name] <= set(scores)
     assert model.card.metrics["seed"] == 0
     finished, alone = list(scores)[-2:]
     assert f"temperature {model.mean_field.temperature:g}" in finished
@@ -44,6 +50,8 @@ def test_small_and_documented(name):
     known = read_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.toml")
     assert (known.zoom or known.unary.options.get("zoom", 1)) == float(model.unary.zoom)
     assert known.mean_field["kernel"] == model.mean_field.triple_penalty.kernel
+    last = read_recipe(Path(__file__).parents[2] / "recipes" / {"camvid": "camvid-mrf.toml"}.get(name, f"{name}.toml"))
+    assert last.temperature == (0 if name == "street" else model.mean_field.temperature)  # street's: held_out.py
 
 
 def test_a_cat_is_a_cat_and_an_astronaut_a_person():
@@ -68,9 +76,10 @@ def test_the_mrf_changes_a_little(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "least", "step"), [("camvid", "camvid", 0.6, 25), ("street", "cityscapes", 0.4, 66)]
+    ("name", "data", "least", "least_pixels", "step"),
+    [("camvid", "camvid", 0.6, 0.93, 25), ("street", "cityscapes", 0.4, 0.9, 66)],
 )
-def test_streets(name, data, least, step):
+def test_streets(name, data, least, least_pixels, step):
     if not (DATA / data).is_dir():
         pytest.skip(f"{data} is not here")
     frames = open_data(f"{data}:{DATA / data}", "val")
@@ -78,4 +87,4 @@ def test_streets(name, data, least, step):
     model = open_model(name)
     full, alone = (evaluate(predictor(part), some) for part in (model, model.log_unary))
     assert full.miou > least
-    assert full.pixel_accuracy > max(alone.pixel_accuracy, 0.9)
+    assert full.pixel_accuracy > max(alone.pixel_accuracy, least_pixels)

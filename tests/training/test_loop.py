@@ -340,3 +340,14 @@ def test_the_mrf_alone_learns_from_images_that_the_network_never_saw(recipe, tmp
     assert penalty_images
     assert not network_images & penalty_images
     assert contexts_images == (network_images if seen_too else penalty_images)
+
+
+def test_the_temperature_of_images_held_out_survives_a_stop(recipe, tmp_path):
+    """A run that stops before its last stage goes on with the temperature that an earlier stage found."""
+    values = dict(word.removeprefix("--set=").split("=") for word in SHORT) | {"data.held_out": "0.25"}
+    settings = read_recipe(recipe, values)
+    train.train(settings, tmp_path / "run")
+    found = read_model(tmp_path / "run" / "model").mean_field.temperature
+    assert found != 1
+    train.train(settings, tmp_path / "run", resume=True)  # all stages are done: the model is written again
+    assert read_model(tmp_path / "run" / "model").mean_field.temperature == found

@@ -128,6 +128,8 @@ class Run:
             tensors |= {f"optimiser.{name}": value for name, value in state.items()}
         tensors["random"] = torch.get_rng_state()
         facts = {"stage": stage, "step": step, "scores": self.scores, "best": self.best_miou}
+        if self.model.mean_field is not None:
+            facts["temperature"] = self.model.mean_field.temperature  # that of images held out is no tensor
         checkpoint.write_checkpoint(self.folder / STATE_FILE, tensors, facts)
 
     def read_state(self) -> tuple[int, int, dict[str, Tensor]]:
@@ -138,6 +140,9 @@ class Run:
         tensors, facts = checkpoint.read_checkpoint(path)
         self.scores, self.best_miou = facts["scores"], facts["best"]
         self.load_models(tensors)
+        for model in (self.model, self.average):
+            if model.mean_field is not None:
+                model.mean_field.temperature = facts.get("temperature", model.mean_field.temperature)
         torch.set_rng_state(tensors["random"])
         self.message(f"Continuing at stage {facts['stage'] + 1}, step {facts['step']}.")
         return facts["stage"], facts["step"], tensors if facts["step"] else {}
