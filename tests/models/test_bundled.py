@@ -42,6 +42,7 @@ def test_small_and_documented(name):
         "street": {"unary", "label contexts"},
     }
     assert stages[name] <= set(scores)
+    assert model.mean_field.label_contexts is not None  # make demo and deepmrf explain show them
     assert model.card.metrics["seed"] == 0
     finished, alone = list(scores)[-2:]
     assert f"temperature {model.mean_field.temperature:g}" in finished
