@@ -165,6 +165,13 @@ def test_large_images_are_tiled_by_themselves(model_folder, image, monkeypatch):
     np.testing.assert_array_equal(result.labels, load(model_folder, tile=70)(large).labels)
 
 
+def test_crops_of_an_mrf_alone_do_not_shrink_images(copied):
+    """They say nothing about the network, which another recipe has trained."""
+    recipe = {"augment": {"crop": [20, 20]}, "network": {"augment": {"crop": [80, 160]}}}
+    assert load(copied(lambda config: config.__setitem__("recipe", recipe))).size == 200
+    assert load("camvid").size == 600
+
+
 def test_images_larger_than_in_training_are_shrunk(model_folder, copied, image):
     trained = copied(lambda config: config.__setitem__("recipe", {"augment": {"crop": [20, 56]}}))
     large = np.array(Image.fromarray(image).resize((280, 180)))

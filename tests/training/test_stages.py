@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from deepmrf.models.parsing_network import read_model
 from deepmrf.training import loop
 from deepmrf.training.recipe import recipe_from_dict
 from deepmrf.training.run import Run
@@ -79,3 +82,18 @@ def test_each_of_the_four_stages_moves_its_own_parameters_alone(tmp_path, monkey
     assert prepared[0] == prepared[3] == set()
     assert prepared[1] <= {f"{CONTEXTS}weight", f"{CONTEXTS}bias", f"{PENALTY}scale"}
     assert prepared[2] == {f"{CONTEXTS}weight"}
+
+
+def test_a_card_tells_how_a_network_that_was_trained_before_was_trained(tmp_path):
+    """Images are shrunk to the crops of the network, not to those that an MRF learned from."""
+    whole = recipe("gaussian", cached=True)
+    first = replace(whole, stage=whole.stage[:1])
+    loop.train(first, tmp_path / "first")
+    start = tmp_path / "first" / "model"
+    later = replace(whole, unary=replace(whole.unary, start=str(start)), augment=replace(whole.augment, crop=(8, 8)))
+    models = {}
+    for name, stages in {"mrf": whole.stage[1:2], "joint": whole.stage[3:]}.items():
+        loop.train(replace(later, stage=stages), tmp_path / name)
+        models[name] = read_model(tmp_path / name / "model")
+    assert models["mrf"].card.recipe["network"] == read_model(start).card.recipe
+    assert "network" not in models["joint"].card.recipe

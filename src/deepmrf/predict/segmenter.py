@@ -308,10 +308,15 @@ def _enlarged(probabilities: Tensor, height: int, width: int) -> NDArray[np.floa
 
 
 def trained_size(models: Sequence[DeepParsingNetwork]) -> int | None:
-    """The longer side to shrink images to: MAX_SIZE_BY_CROP times that of training crops, if a model's card tells."""
+    """The longer side to shrink images to: MAX_SIZE_BY_CROP times that of training crops, if a model's card tells.
+
+    Where the network was trained before the MRF, by another recipe ("network" on the card), its crops count.
+    """
     sides = []
     for model in models:
-        augment = model.card.recipe.get("augment") if isinstance(model.card.recipe, dict) else None
+        recipe = model.card.recipe if isinstance(model.card.recipe, dict) else {}
+        recipe = recipe["network"] if isinstance(recipe.get("network"), dict) else recipe
+        augment = recipe.get("augment")
         crop = augment.get("crop") if isinstance(augment, dict) else None
         if isinstance(crop, list | tuple) and crop and all(isinstance(n, int) and n > 0 for n in crop):
             sides.append(round(MAX_SIZE_BY_CROP * max(crop)))

@@ -37,7 +37,7 @@ from deepmrf.training.clips import ClipSource
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.samples import Images
 from deepmrf.training.stages import learns_mrf_alone
-from deepmrf.training.start import METRICS_FILE, RECIPE_FILE, STATE_FILE, with_video_part
+from deepmrf.training.start import METRICS_FILE, RECIPE_FILE, STATE_FILE, recipe_for_card, with_video_part
 from deepmrf.unary.own import OwnNetwork
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ class Run:
     def save_model(self) -> None:
         """Write the trained model, with its scores and recipe."""
         if self.accelerator.is_main_process:
-            self.average.card = Card({"val": self.scores, "seed": self.recipe.seed}, asdict(self.recipe))
+            recipe = recipe_for_card(self.recipe, self.model.card.recipe)
+            self.average.card = Card({"val": self.scores, "seed": self.recipe.seed}, recipe)
             model, half = self.average, False
             if self.recipe.clips.attach:
                 model = with_video_part(self.recipe, model, self.network)

@@ -94,6 +94,17 @@ def with_video_part(recipe: Recipe, trained: DeepParsingNetwork, network: OwnNet
     return model
 
 
+def recipe_for_card(recipe: Recipe, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe for a model's card; "network" is that of the network, if it was trained before.
+
+    earlier: the recipe on the card of the model that the network comes from.
+    """
+    network = earlier.get("network") or earlier
+    if not network or any("unary" in stage.learn for stage in recipe.stage):
+        return asdict(recipe)
+    return asdict(recipe) | {"network": dict(network)}
+
+
 def _trained_model(
     recipe: Recipe, data: Dataset, message: Callable[[str], None], network: OwnNetwork | None
 ) -> DeepParsingNetwork:
@@ -152,6 +163,7 @@ def _new_model(
         fitting = {name: value for name, value in start.unary.state_dict().items() if shapes.get(name) == value.shape}
         missing = model.unary.load_state_dict(fitting, strict=False).missing_keys
         message(f"Network from {unary.start}; at random: {', '.join(missing) or 'nothing'}.")
+        model.card.recipe = start.card.recipe
     return model
 
 
