@@ -4,6 +4,7 @@
     python benchmarks/tables.py 3a 3b 3c iterations additions --data camvid:PATH --imagenet FILE --out tables --seed 1
     python benchmarks/tables.py report --out tables
 
+    network      the network of the first stage, behind which the other tables learn; they train it if it is not there
     stages       Tables 4 and 5(a), Figure 10: scores after each of the four stages of recipes/paper
     3a           b12 alone by its window, beside a dense CRF whose parameters were tuned on the same images
     3b           label contexts by their size and number
@@ -59,10 +60,10 @@ TUNING_IMAGES = 24
 """Training images on which the parameters of the dense CRF are tuned."""
 TUNING_TRIALS = 16
 """Sets of parameters that are tried."""
-CURVE_STEPS = 500
-"""Steps between evaluations of the curves of training."""
 
 Scores = dict[str, Any]
+Outputs = tuple[list[Cached], list[Cached], Training]
+"""A network's output on the training and the validation images, and what all training behind it has in common."""
 
 
 class Seed:
@@ -108,7 +109,7 @@ class Seed:
         precision = recipe.precision if self.device == "cuda" else "no"
         return replace(
             recipe,
-            evaluate_every=self.steps(CURVE_STEPS),
+            evaluate_every=self.steps(self.arguments.curve_steps),
             seed=self.seed,
             data=data,
             unary=unary,
@@ -146,9 +147,13 @@ class Seed:
         return folder
 
     @cached_property
-    def outputs(self) -> tuple[list[Cached], list[Cached], Training]:
-        """Training and validation images with the network's output."""
-        model = read_model(self.network_folder() / "model").to(self.device).eval()
+    def outputs(self) -> Outputs:
+        """Training and validation images with the output of the paper's network."""
+        return self.outputs_of(self.network_folder())
+
+    def outputs_of(self, folder: Path) -> Outputs:
+        """Training and validation images with the output of the network that was trained in this folder."""
+        model = read_model(folder / "model").to(self.device).eval()
         splits = [
             open_data(self.arguments.data, split)
             for split in (self.recipe(self.arguments.recipe).data.train_split, "val")
@@ -182,17 +187,23 @@ class Seed:
 
     @cached_property
     def tuned(self) -> dict[str, float]:
+        """The dense CRF's parameters behind the paper's network."""
+        return self.tuned_on(self.outputs)
+
+    def tuned_on(self, outputs: Outputs) -> dict[str, float]:
         """The dense CRF's parameters with the best mIoU on training images, of presets and random ones."""
-        data, _, training = self.outputs
+        data, _, training = outputs
         images = data[:: max(1, len(data) // TUNING_IMAGES)]
         random = np.random.default_rng(self.seed)
         trials = itertools.islice(dense_crf_settings(random), self.steps(TUNING_TRIALS))
-        scored = [(measure(self.dense_crf(s), images, training.labels, training.ignore)["miou"], s) for s in trials]
+        crfs = [(self.dense_crf(settings, labels=training.labels), settings) for settings in trials]
+        scored = [(measure(crf, images, training.labels, training.ignore)["miou"], settings) for crf, settings in crfs]
         return max(scored, key=lambda pair: pair[0])[1]
 
-    def dense_crf(self, settings: dict[str, float], iterations: int = 10) -> MeanField:
+    def dense_crf(self, settings: dict[str, float], iterations: int = 10, labels: int | None = None) -> MeanField:
         """A dense CRF over all pairs of pixels."""
-        crf = deepmrf.dense_crf(self.outputs[2].labels, iterations=iterations, **settings)  # type: ignore[arg-type]
+        labels = labels or self.outputs[2].labels
+        crf = deepmrf.dense_crf(labels, iterations=iterations, **settings)  # type: ignore[arg-type]
         return crf.to(self.device).eval()
 
 
@@ -344,16 +355,37 @@ def joint(seed: Seed) -> None:
 
 def baselines(seed: Seed) -> None:
     """Other networks, for as many steps as the paper's network learns in all."""
-    for name in BASELINES:
+    for name in seed.arguments.baselines:
 
         def compute(name: str = name) -> Scores:
             scores = seed.train(seed.recipe(f"baselines/{name}"), name)
             return percent(list(scores.values())[-1])
 
         seed.row("baselines", name, compute)
+        if name == "deeplab":
+            seed.row("baselines", "deeplab, tuned dense CRF", lambda: _deeplab_crf(seed))
+
+
+def _deeplab_crf(seed: Seed) -> Scores:
+    """DeepLab with a dense CRF behind it that was tuned on its own output of the same training images."""
+    folder = seed.folder / "runs" / f"deeplab-{seed.seed}"
+    if not (folder / "model").is_dir():
+        seed.train(seed.recipe("baselines/deeplab"), "deeplab")
+    outputs = seed.outputs_of(folder)
+    settings = seed.tuned_on(outputs)
+    _, val, training = outputs
+    crf = seed.dense_crf(settings, labels=training.labels)
+    network = measure(None, val, training.labels, training.ignore)["miou"]
+    return {**measure(crf, val, training.labels, training.ignore), "network alone": network, "settings": settings}
+
+
+def network(seed: Seed) -> None:
+    """The first stage alone."""
+    seed.network_folder()
 
 
 TABLES: dict[str, Callable[[Seed], None]] = {
+    "network": network,
     "stages": stages,
     "3a": table_3a,
     "3b": table_3b,
@@ -390,29 +422,30 @@ def report(folder: Path) -> str:
 
 
 def draw_curves(folder: Path) -> None:
-    """curves.png: mIoU by steps of the four stages and of all at once, of the first seed that has both."""
+    """curves.png: mIoU by steps of the four stages and of all at once, a line for each seed that has both."""
     from matplotlib import pyplot
 
-    for path in sorted(folder.glob("seed-*.json")):
-        rows = json.loads(path.read_text())["tables"]
-        if "joint" not in rows or "stages" not in rows:
-            continue
-        steps = [stage.steps for stage in read_recipe(RECIPES / "paper/camvid.toml").stage]
-        figure, axes = pyplot.subplots(figsize=(5.2, 3.2), layout="constrained")
-        ends = dict(zip(rows["stages"], itertools.accumulate(steps), strict=False))
-        for row, label, marker in (
-            (rows["stages"]["joint"], "one stage after the other", "o-"),
-            (rows["joint"]["all at once"], "all at once", "s--"),
+    seeds = [json.loads(path.read_text())["tables"] for path in sorted(folder.glob("seed-*.json"))]
+    seeds = [rows for rows in seeds if "joint" in rows and "stages" in rows]
+    if not seeds:
+        return
+    steps = [stage.steps for stage in read_recipe(RECIPES / "paper/camvid.toml").stage]
+    ends = dict(zip(seeds[0]["stages"], itertools.accumulate(steps), strict=False))
+    figure, axes = pyplot.subplots(figsize=(5.2, 3.2), layout="constrained")
+    for number, rows in enumerate(seeds):
+        for row, label, style, colour in (
+            (rows["stages"]["joint"], "one stage after the other", "o-", "tab:blue"),
+            (rows["joint"]["all at once"], "all at once", "s--", "tab:orange"),
         ):
             points = [curve_point(name, miou, ends, steps) for name, miou in row["curve"] if "alone" not in name]
-            axes.plot(*zip(*points, strict=True), marker, label=label, markersize=4)
-        for end in list(ends.values())[:-1]:
-            axes.axvline(end, color="0.8", linewidth=0.8, zorder=0)
-        axes.set(xlabel="optimiser steps", ylabel="mIoU, CamVid val", xlim=(0, None))
-        axes.legend(frameon=False)
-        figure.savefig(folder / "curves.png", dpi=130)
-        pyplot.close(figure)
-        return
+            label = label if number == 0 else "_"  # one entry of the legend for all seeds
+            axes.plot(*zip(*points, strict=True), style, color=colour, label=label, markersize=3, linewidth=1)
+    for end in list(ends.values())[:-1]:
+        axes.axvline(end, color="0.8", linewidth=0.8, zorder=0)
+    axes.set(xlabel="optimiser steps", ylabel="mIoU, CamVid val", xlim=(0, None))
+    axes.legend(frameon=False)
+    figure.savefig(folder / "curves.png", dpi=130)
+    pyplot.close(figure)
 
 
 def curve_point(name: str, miou: float, ends: dict[str, int], steps: list[int]) -> tuple[int, float]:
@@ -437,6 +470,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=float, default=1.0, help="share of all steps, to try things")
     parser.add_argument("--crf-steps", type=int, default=1400, help="steps of DSN and CRF-RNN in table 3c")
+    parser.add_argument("--curve-steps", type=int, default=500, help="steps between evaluations while training")
+    parser.add_argument("--baselines", nargs="+", default=BASELINES, choices=BASELINES, help="those of table baselines")
     parser.add_argument("--workers", type=int, default=4, help="processes that read images")
     parser.add_argument("--out", type=Path, default=Path("tables"))
     arguments = parser.parse_args()
