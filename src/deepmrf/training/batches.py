@@ -14,7 +14,15 @@ from deepmrf.training.clips import ClipCrops, ClipSource, Stills, Videos, networ
 from deepmrf.training.mean_field import calibrated_temperature, penalty_map
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.run import Run
-from deepmrf.training.samples import BatchSampler, CachedCrops, Crops, Images, Samples, mask_tensor, use_one_thread
+from deepmrf.training.samples import (
+    BatchSampler,
+    CachedCrops,
+    Crops,
+    Images,
+    Samples,
+    mask_tensor,
+    opencv_on_one_thread,
+)
 from deepmrf.training.stages import caches_network, caches_penalty, uses_clips
 
 BATCHES_READ_AHEAD = 4
@@ -32,9 +40,10 @@ def stage_batches(run: Run, index: int, stage: Stage, first_step: int) -> Iterat
         pin_memory=accelerator.device.type == "cuda",
         generator=torch.Generator(),  # not the global one, whose state must not depend on how often a run was resumed
         prefetch_factor=BATCHES_READ_AHEAD if workers else None,
-        worker_init_fn=use_one_thread,
     )
-    for batch in loader:
+    with opencv_on_one_thread():
+        batches = iter(loader)  # starts the reading processes
+    for batch in batches:
         *inputs, target = [part.to(accelerator.device, non_blocking=True) for part in batch]
         yield [*(part.float() if part.dtype == torch.float16 else part for part in inputs), target.long()]
 

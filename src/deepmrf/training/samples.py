@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence, Sized
-from contextlib import suppress
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -180,7 +180,21 @@ def mask_tensor(mask: Bytes) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(mask))
 
 
-def use_one_thread(_: int) -> None:
-    """Keep OpenCV to one thread in a process that reads images; by default it takes one per core in each process."""
-    with suppress(ImportError):
-        importlib.import_module("cv2").setNumThreads(1)
+@contextmanager
+def opencv_on_one_thread() -> Iterator[None]:
+    """Keep OpenCV to one thread; processes that are forked meanwhile keep to it.
+
+    By default, OpenCV takes a thread per core in each process. The setting must change before a fork: a forked process
+    has none of its parent's threads, and waits for ever when OpenCV wants to end them there.
+    """
+    try:
+        cv2 = importlib.import_module("cv2")
+    except ImportError:
+        yield
+        return
+    threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(threads)
