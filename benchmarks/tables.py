@@ -331,7 +331,7 @@ def _warmer(mrf: MeanField, temperature: float) -> MeanField:
 
 def video(seed: Seed) -> None:
     """2-D and 3-D terms behind the same network, stage by stage."""
-    for name in ("2-D", "3-D"):
+    for name in seed.arguments.terms:
         recipe = seed.recipe(VIDEO_RECIPES[name])
         recipe = replace(recipe, unary=replace(recipe.unary, imagenet="", start=str(seed.network_folder() / "model")))
         stages = [f"{name}, {stage.name}" for stage in recipe.stage]
@@ -472,6 +472,7 @@ def main() -> None:
     parser.add_argument("--crf-steps", type=int, default=1400, help="steps of DSN and CRF-RNN in table 3c")
     parser.add_argument("--curve-steps", type=int, default=500, help="steps between evaluations while training")
     parser.add_argument("--baselines", nargs="+", default=BASELINES, choices=BASELINES, help="those of table baselines")
+    parser.add_argument("--terms", nargs="+", default=VIDEO_RECIPES, choices=VIDEO_RECIPES, help="those of table video")
     parser.add_argument("--workers", type=int, default=4, help="processes that read images")
     parser.add_argument("--out", type=Path, default=Path("tables"))
     arguments = parser.parse_args()

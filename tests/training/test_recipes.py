@@ -82,7 +82,8 @@ def test_baselines_learn_as_long_and_from_the_same_views_as_the_papers_network(n
     for ours, theirs in zip(baseline.stage, learning, strict=True):
         assert ours.learn == ("unary",)
         assert [getattr(ours, key) for key in keys] == [getattr(theirs, key) for key in keys]
-        assert ours.rate * ours.encoder_rate == pytest.approx(theirs.rate * theirs.encoder_rate)  # SegNet's decoder: more
+        # The encoder's rate; SegNet's decoder has a larger one.
+        assert ours.rate * ours.encoder_rate == pytest.approx(theirs.rate * theirs.encoder_rate)
     assert (baseline.augment, baseline.data, baseline.clip) == (paper.augment, paper.data, paper.clip)
     assert baseline.unary.imagenet == paper.unary.imagenet
     assert baseline.unary.network == Path(name).name
