@@ -62,7 +62,7 @@ PARAMETERS = {
     "Segmenter.batch": "self images probabilities progress",
     "Segmenter.shrunk": "self image",
     "Segmenter.to": "self device",
-    "Segmenter.for_video": "self",
+    "Segmenter.for_video": "self full_precision",
     "DeepParsingNetwork": "unary mean_field labels card",
     "DeepParsingNetwork.build": "network labels options mrf",
     "DeepParsingNetwork.forward": "self image flow",
@@ -101,8 +101,8 @@ PARAMETERS = {
     "unary.from_transformers": "model processor options",
     "unary.wrap": "module labels mean std value_range output multiple",
     "video.record": "segmenter source out labels flow consistency max_frames fps "
-    "frame_by_frame legend overwrite resume progress",
-    "video.segment_video": "segmenter source flow consistency max_frames fps frame_by_frame",
+    "frame_by_frame full_precision legend overwrite resume progress",
+    "video.segment_video": "segmenter source flow consistency max_frames fps frame_by_frame full_precision",
 }
 """Callable of deepmrf: names of its parameters, in their order."""
 
@@ -117,7 +117,7 @@ COMMANDS = {
     "predict": "INPUTS --out -o --model -m --scales --flip --tile --size --device --batch --overlay --no-overlay "
     "--legend --no-legend --min-area --min-confidence --probabilities --overwrite "
     "--recursive -r --json --coco --max-pixels --labels --frames-as-video "
-    "--fps --max-frames --flow --frame-by-frame --consistency --network --ray --workers --open",
+    "--fps --max-frames --flow --frame-by-frame --full-precision --consistency --network --ray --workers --open",
     "app": "--model -m --host --port --device --max-megabytes --max-megapixels --open",
     "models": "NAME --time --device --json",
     "train": "RECIPE --out -o --set --resume --list --network",

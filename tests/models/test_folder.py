@@ -256,6 +256,9 @@ def test_the_part_for_video_is_saved_and_images_are_as_before(tmp_path):
             assert torch.equal(for_video(clip), expected(clip))
         assert VideoPart.of(for_video.mean_field).settings == part.settings
         assert torch.equal(VideoPart.of(for_video.mean_field).link_weights, part.link_weights)
+    model.video.allows_bfloat16 = True
+    write_model(model, tmp_path / "with")
+    assert read_model(tmp_path / "with").video.settings == {"frames": 5, "temperature": 1.25, "allows_bfloat16": True}
     assert not any(name.startswith("video") for name, _ in model.named_parameters())  # training leaves it alone
     assert read_model(tmp_path / "without").for_video().mean_field.dims == 2
 
@@ -265,6 +268,7 @@ def test_the_part_for_video_is_saved_and_images_are_as_before(tmp_path):
     [
         (lambda c: c["video"].update(frames=1), "video.frames=1 must be a whole number from 2 to 255"),
         (lambda c: c["video"].update(temperature=0), "video.temperature=0 must be"),
+        (lambda c: c["video"].update(allows_bfloat16=1), "video.allows_bfloat16=1 must be true or false"),
         (lambda c: c["video"].update(zoom=2), "video has no setting 'zoom'"),
         (lambda c: c.update(video=[]), "video is"),
         (lambda c: c["video"].update(frames=3), "size mismatch for video"),

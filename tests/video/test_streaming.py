@@ -192,6 +192,32 @@ def test_a_part_for_video_links_frames_by_default(linking_model, pictures, count
         assert not stream.spans_time
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_networks_compute_in_bfloat16_where_that_is_faster_and_allowed(linking_model, pictures, monkeypatch, fast):
+    monkeypatch.setattr("deepmrf.predict.segmenter.is_fast_in_bfloat16", lambda device: fast)
+    frames, kinds = pictures(3, (33, 47)), []
+    linking_model.unary.classify.register_forward_hook(lambda module, given, logits: kinds.append(logits.dtype))
+    segmenter = Segmenter([linking_model], device="cpu")
+
+    def kinds_of(**options):
+        kinds.clear()
+        with segment_video(segmenter, Given(frames), **options) as stream:
+            labels = np.stack([item.result.labels for item in stream])
+        return set(kinds), labels, stream.segmenter.identity
+
+    plain = kinds_of()
+    linking_model.video.allows_bfloat16 = True
+    half, full, alone = kinds_of(), kinds_of(full_precision=True), kinds_of(frame_by_frame=True)
+    assert plain[0] == full[0] == alone[0] == {torch.float32}
+    assert half[0] == ({torch.bfloat16} if fast else {torch.float32})
+    np.testing.assert_array_equal(full[1], plain[1])
+    assert (half[1] == full[1]).mean() > 0.95
+    assert full[2] == plain[2]
+    assert (half[2] != full[2]) == fast
+    assert segmenter(frames[0]).labels.shape == (33, 47)
+    assert linking_model.network_dtype == torch.float32  # images are segmented as before
+
+
 def test_identity_tells_linked_frames_from_others(linking_model, model_folder):
     segmenter = Segmenter([linking_model], device="cpu", size=96, min_area=3)
     linked, before = segmenter.for_video(), segmenter.identity

@@ -148,6 +148,10 @@ def predict_command(
     frame_by_frame: Annotated[
         bool, typer.Option("--frame-by-frame", help="Videos: link no frames, also where the model can; flickers more.")
     ] = False,
+    full_precision: Annotated[
+        bool,
+        typer.Option("--full-precision", help="Videos: the network in float32, also where bfloat16 is faster."),
+    ] = False,
     consistency: Annotated[
         bool, typer.Option("--consistency", help="Videos: how many pixels keep their label along the flow; slower.")
     ] = False,
@@ -196,6 +200,7 @@ def predict_command(
         options = video.VideoOptions(
             *(overlay, labels, frames, fps, max_frames, flow, consistency, probabilities, legend, coco is not None),
             frame_by_frame,
+            full_precision,
         )
         inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options, ray)
         _check_out(inputs, out, open_result)

@@ -43,6 +43,8 @@ class VideoOptions:
     """Given, but only possible for images."""
     frame_by_frame: bool = False
     """Do not link frames, also where the model has a part for video."""
+    full_precision: bool = False
+    """The network computes in float32 also where bfloat16 is faster."""
 
 
 def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[str] = ()) -> None:
@@ -99,6 +101,7 @@ def predict_video(
                 consistency=options.consistency,
                 max_frames=options.max_frames,
                 frame_by_frame=options.frame_by_frame,
+                full_precision=options.full_precision,
                 legend=options.legend,
                 overwrite=overwrite,
                 resume=not overwrite,

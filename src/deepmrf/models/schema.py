@@ -94,7 +94,7 @@ MEAN_FIELD: dict[str, Setting] = {
     "temperature": real(0.1, 10),
 }
 """Arguments of MeanField."""
-VIDEO: dict[str, Setting] = {"frames": whole(2, 255), "temperature": real(0.1, 10)}
+VIDEO: dict[str, Setting] = {"frames": whole(2, 255), "temperature": real(0.1, 10), "allows_bfloat16": FLAG}
 """Arguments of VideoPart."""
 NETWORK: dict[str, Setting] = {
     "labels": whole(1, 255),

@@ -4,7 +4,8 @@
     model.for_video()                                # a model for clips: the same network, a mean field over frames
 
 It holds the weights of other frames by their distance in time (`TriplePenalty.over_time`), the number of frames that a
-window spans, and the temperature for videos. The rest is the model's own, so that images and videos share all else.
+window spans, the temperature for videos, and whether the network may compute in bfloat16 there. The rest is the model's
+own, so that images and videos share all else.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ class VideoPart(nn.Module):
     """The weights of other frames. They are buffers: training the model for images leaves them alone.
 
     frames: how many frames the window of a pixel spans, at least 2. temperature: that of the mean field over frames.
+    allows_bfloat16: the network loses little in bfloat16, so that `deepmrf predict` uses it where it is faster.
     """
 
     frame_weights: Tensor
     link_weights: Tensor
 
-    def __init__(self, frames: int, temperature: float = 1.0) -> None:
+    def __init__(self, frames: int, temperature: float = 1.0, allows_bfloat16: bool = False) -> None:
         super().__init__()
         if isinstance(frames, bool) or not isinstance(frames, int) or frames < 2:
             raise ValueError(f"frames={frames!r} must be how many frames a window spans, at least 2.")
-        self.frames, self.temperature = frames, check_temperature(temperature)
+        self.frames, self.temperature, self.allows_bfloat16 = frames, check_temperature(temperature), allows_bfloat16
         distances = max(reaches([frames])[0])
         for name in ("frame_weights", "link_weights"):
             self.register_buffer(name, torch.zeros(distances))
@@ -54,7 +56,8 @@ class VideoPart(nn.Module):
     @property
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments as plain JSON."""
-        return {"frames": self.frames, "temperature": self.temperature}
+        settings = {"frames": self.frames, "temperature": self.temperature}
+        return settings | ({"allows_bfloat16": True} if self.allows_bfloat16 else {})
 
     @torch.no_grad()
     def inflated(self, mean_field: MeanField) -> MeanField:

@@ -1,4 +1,4 @@
-"""The device to compute on, checked before anything is read or computed."""
+"""The device to compute on, checked before anything is read or computed, and what it is fast in."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def chosen_device(name: str | torch.device | None = None) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ValueError(f"device={str(name)!r} cannot be used here: choose 'cpu' or 'cuda'.") from None
     return device
+
+
+def is_fast_in_bfloat16(device: torch.device) -> bool:
+    """Does the processor multiply bfloat16 by itself (AVX-512 BF16, AMX)? Others imitate it, and are slower so."""
+    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return device.type == "cpu" and any(check() for check in checks if check is not None)

@@ -28,7 +28,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
-from deepmrf.predict.devices import chosen_device
+from deepmrf.predict.devices import chosen_device, is_fast_in_bfloat16
 from deepmrf.predict.result import Segmentation, check_cleaning
 from deepmrf.predict.scales import combined, enlarged_labels, grid, margin, tiled, tiled_labels
 from deepmrf.unary.network import NO_ZOOM
@@ -150,11 +150,18 @@ class Segmenter:
             model.to(self.device)
         return self
 
-    def for_video(self) -> Segmenter:
-        """This segmenter with models that see frames together, where they have a part for video; else this one."""
+    def for_video(self, full_precision: bool = False) -> Segmenter:
+        """This segmenter with models that see frames together, where they have a part for video; else this one.
+
+        Their networks compute in bfloat16 where their part for video allows it and the processor is faster so, unless
+        `full_precision`.
+        """
         models = [model.for_video() for model in self.models]
         if all(model is own for model, own in zip(models, self.models, strict=True)):
             return self
+        for model, own in zip(models, self.models, strict=True):
+            if model is not own and own.video is not None and own.video.allows_bfloat16 and not full_precision:
+                model.network_dtype = torch.bfloat16 if is_fast_in_bfloat16(self.device) else torch.float32
         return Segmenter(
             models,
             device=self.device,
@@ -184,6 +191,8 @@ class Segmenter:
         for model in self.models:
             config = model.config()
             digest.update(repr([config[part] for part in ("unary", "mean_field", "labels")]).encode())
+            if model.network_dtype != torch.float32:
+                digest.update(str(model.network_dtype).encode())
             for name, value in model.state_dict().items():
                 if name.startswith("video."):  # of no use to this model: `for_video` gives the one that uses it
                     continue

@@ -87,7 +87,8 @@ def build_model(
 def with_video_part(recipe: Recipe, trained: DeepParsingNetwork, network: OwnNetwork | None) -> DeepParsingNetwork:
     """Return the model that the recipe starts from, with the links of the trained one; its card gains those of both."""
     model = open_model(recipe.start, network)
-    model.video = VideoPart.of(trained.mean_field)
+    earlier, model.video = model.video, VideoPart.of(trained.mean_field)
+    model.video.allows_bfloat16 = earlier is not None and earlier.allows_bfloat16
     model.card.metrics = model.card.metrics | {"video": trained.card.metrics}
     model.card.recipe = model.card.recipe | {"video": trained.card.recipe}
     model.code = trained.code

@@ -59,6 +59,7 @@ def record(
     max_frames: int | None = None,
     fps: float = DEFAULT_FPS,
     frame_by_frame: bool = False,
+    full_precision: bool = False,
     legend: bool = True,
     overwrite: bool = False,
     resume: bool = False,
@@ -86,6 +87,7 @@ def record(
         max_frames=max_frames,
         fps=fps,
         frame_by_frame=frame_by_frame,
+        full_precision=full_precision,
     )
     note, video_note = (note_of(stream.segmenter, stream.source, flow, with_legend) for with_legend in (False, legend))
     report = VideoReport(segmenter.labels.names, path, folder)

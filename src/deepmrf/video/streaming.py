@@ -53,6 +53,7 @@ def segment_video(
     max_frames: int | None = None,
     fps: float = DEFAULT_FPS,
     frame_by_frame: bool = False,
+    full_precision: bool = False,
 ) -> Stream:
     """Yield (time, frame, Segmentation) of every frame of a video file, a folder of images or "camera:0".
 
@@ -60,6 +61,7 @@ def segment_video(
     rigid window.
     Models for images that have a part for video link frames, too, unless `frame_by_frame`, or where there is no flow or
     the segmenter cuts tiles.
+    full_precision: let the network compute in float32 also where bfloat16 is faster; the mean field always does.
     consistency: measure temporal consistency (Stream.consistency), as models of clips always do; models of single
     frames then need flow, too.
     max_frames: stop after this many frames. fps: frames per second of a folder of images.
@@ -67,13 +69,15 @@ def segment_video(
     source = open_source(source, fps, segmenter.max_pixels)
     # Models of clips have always told their consistency; for others it takes time that was not asked for.
     consistency = consistency or (flow is not None and any(model.spans_time for model in segmenter.models))
-    return Stream(segmenter_for(segmenter, flow, frame_by_frame), source, flow, consistency, max_frames)
+    return Stream(segmenter_for(segmenter, flow, frame_by_frame, full_precision), source, flow, consistency, max_frames)
 
 
-def segmenter_for(segmenter: Segmenter, flow: Method | None, frame_by_frame: bool) -> Segmenter:
+def segmenter_for(
+    segmenter: Segmenter, flow: Method | None, frame_by_frame: bool, full_precision: bool = False
+) -> Segmenter:
     """The segmenter whose models see the frames of a video as `segment_video` describes it."""
     links = flow is not None and not frame_by_frame and segmenter.tile is None
-    return segmenter.for_video() if links else segmenter
+    return segmenter.for_video(full_precision) if links else segmenter
 
 
 class Stream(Iterator[FrameResult]):
