@@ -22,6 +22,7 @@ from deepmrf.data.colours import distinct_colours
 from deepmrf.data.labels import LabelSet
 from deepmrf.export import check, check_path, export, program
 from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
+from deepmrf.unary import fast
 from deepmrf.unary.network import IMAGENET_MEAN, IMAGENET_STD, Normalise, check_zoom, enlarge, unzoomed, zoomed
 
 data = pytest.importorskip("skimage.data")
@@ -211,9 +212,10 @@ def type_in(*words):
     return CliRunner().invoke(app, ["export", *map(str, words)], env={"COLUMNS": "200", "TERM": "dumb"})
 
 
-def test_a_model_of_full_size_through_the_command(tmp_path):
+def test_a_model_of_full_size_through_the_command(tmp_path, monkeypatch):
     """The bundled models' kind. Tracing it takes long, so all that is asked of its file is asked here."""
-    settings = {"kernel": "gaussian", "gate": False, "window": 51, "contexts": 5, "context_size": 9}
+    monkeypatch.setattr(check, "TIMED_RUNS", 1)
+    settings = {"kernel": "gaussian", "gate": False, "window": 25, "contexts": 5, "context_size": 9}
     model = lively(DeepParsingNetwork.build("fast", some_labels(11), {}, settings), 0.1)
     write_model(model, tmp_path / "model")
     Image.fromarray(data.chelsea()).save(tmp_path / "photo.jpg", quality=95)
@@ -225,11 +227,10 @@ def test_a_model_of_full_size_through_the_command(tmp_path):
     assert all(float(row[2]) <= 1e-4 for row in rows)
     assert f"Wrote {file}" in finished.output
     assert [path.name for path in file.parent.iterdir()] == ["model.onnx"]
-    for photo in (data.astronaut(), data.chelsea()):
-        image = torch.from_numpy(photo).permute(2, 0, 1)[None].contiguous()
-        expected = answer(model, image)
-        assert (check.runner(file)(image) - expected).abs().max() < 1e-4
-        assert expected.std() > 0.3
+    image = torch.from_numpy(data.astronaut()[::2, ::2].copy()).permute(2, 0, 1)[None].contiguous()
+    expected = answer(model, image)
+    assert (check.runner(file)(image) - expected).abs().max() < 1e-4
+    assert expected.std() > 0.3
     check_what_it_says_of_itself(file, model.labels)
     check_that_it_is_standard(file, sum(value.numel() * 4 for value in model.state_dict().values()))
 
@@ -260,7 +261,10 @@ def check_that_it_is_standard(file, weights):
 def test_python_in_the_docs(tmp_path, monkeypatch, capsys, python_blocks):
     """Every block of docs/export.md runs, in order, as in one session."""
     monkeypatch.chdir(tmp_path)
-    model = lively(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None))
+    monkeypatch.setattr(check, "TIMED_RUNS", 1)
+    channels = fast.ENCODERS[0][1]
+    monkeypatch.setitem(fast.ENCODERS, 0, ((1,) * len(channels), channels))  # one block a stage: quicker to trace
+    model = lively(DeepParsingNetwork.build("fast", some_labels(), {"width": 16, "stride": 8}, None))
     model.unary.classify[1].bias.data.zero_()  # so that no label wins everywhere
     model.card.recipe["augment"] = {"crop": [96, 128]}
     write_model(model, tmp_path / "runs/fast/model")

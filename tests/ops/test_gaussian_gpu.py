@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,11 +11,7 @@ pytest.importorskip("triton")
 from deepmrf.ops import gaussian
 from deepmrf.ops.gaussian import gpu
 from deepmrf.ops.registry import gradients
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-runs_here = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs in a subprocess, interpreted")
+from tests.ops.test_interpreted import DEVICE, runs_here
 
 
 def forward(*given, by=gpu.IMPLEMENTATION) -> tuple[Tensor, Tensor]:
@@ -48,14 +40,6 @@ CASES = [  # shape of q, features, window, spacing, gate
     ((2, 3, 2, 3, 9), 3, (2, 2, 5), (2.0, 1.0, 0.5), True),
     ((1, 2, 2, 3, 20), 1, (8, 3, 6), (1.0, 1.0, 1.0), False),
 ]
-
-
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="runs here")
-def test_interpreted() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-4000:]
 
 
 def _inputs(shape: tuple[int, ...], maps: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -16,19 +12,7 @@ from deepmrf.ops.lattice import gpu, gpu_mean_field, lattice_filter
 from deepmrf.ops.lattice.build import build_plain
 from deepmrf.ops.lattice.features import bilateral_features, position_features
 from deepmrf.ops.lattice.mean_field import PairwiseTerm, mean_field, normalisation
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-runs_here = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs in a subprocess, interpreted")
-
-
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="runs here")
-def test_interpreted():
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-4000:]
+from tests.ops.test_interpreted import DEVICE, runs_here
 
 
 @runs_here
