@@ -89,9 +89,6 @@ class DeepParsingNetwork(
     """Does the next call warn (InputWarning) if a network of the user's own returns probabilities? The first call sets
     this to False."""
 
-    network_dtype: torch.dtype = torch.float32
-    """In what the network computes: float32, or bfloat16 by autocast. The mean field keeps float32."""
-
     video: VideoPart | None
     """What a model for images needs for videos; None if it sees frames one by one, or is a model for clips."""
 
@@ -145,9 +142,7 @@ class DeepParsingNetwork(
         built_in = isinstance(self.unary, unaries.NETWORKS)
         if image.dtype == torch.uint8 and not built_in and not isinstance(self.unary, unaries.Wrapped):
             image = image / 255  # what networks of the user's own expect
-        half = self.network_dtype != torch.float32
-        with torch.autocast(image.device.type, self.network_dtype) if half else nullcontext():
-            logits = self.unary(image)
+        logits = self.unary(image)
         if not isinstance(logits, Tensor):
             raise ValueError(
                 f"{type(self.unary).__name__} returned a {type(logits).__name__}, not logits: "

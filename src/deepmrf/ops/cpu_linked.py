@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from deepmrf.ops.jobs import compiled
@@ -80,26 +79,39 @@ def follow_rows(
 
 
 @compiled
-def add_rows(
-    out: Array, maps: Array, flow: Array, known: Array, weight: float, gate: bool, own: Array, top: int, bottom: int
+def sample_rows(
+    out: Array, maps: Array, flow: Array, known: Array, weight: float, top: int, bottom: int
 ) -> None:  # fmt: skip
-    """Rows top .. bottom - 1 of out (L, H, W) += weight * maps (H, W, L) sampled along flow (2, H, W).
+    """out (bottom - top, W, L) += weight * maps (H, W, L) sampled along flow (2, H, W) from rows top .. bottom - 1.
 
-    Where the flow is not known (1, H, W), nothing is added. gate: times own (L, H, W). Labels are the last axis of
-    maps, so that the four pixels around a position are four reads.
+    Where the flow is not known (1, H, W), nothing is added. Labels are the last axis, so that the four pixels around a
+    position are four reads.
     """
-    labels, height, width = out.shape
-    sampled = np.empty((width, labels), out.dtype)
+    height, width, labels = maps.shape
     for y in range(top, bottom):
         for x in range(width):
-            factor = weight if known[0, y, x] else 0.0
+            if not known[0, y, x]:
+                continue
             above, left, below, right, down, across = corners_of(x + flow[0, y, x], y + flow[1, y, x], height, width)
-            a, b = out.dtype.type(factor * (1 - down) * (1 - across)), out.dtype.type(factor * (1 - down) * across)
-            c, d = out.dtype.type(factor * down * (1 - across)), out.dtype.type(factor * down * across)
-            p, q, r, s, to = maps[above, left], maps[above, right], maps[below, left], maps[below, right], sampled[x]
+            a, b = out.dtype.type(weight * (1 - down) * (1 - across)), out.dtype.type(weight * (1 - down) * across)
+            c, d = out.dtype.type(weight * down * (1 - across)), out.dtype.type(weight * down * across)
+            p, q, r, s, to = (
+                maps[above, left],
+                maps[above, right],
+                maps[below, left],
+                maps[below, right],
+                out[y - top, x],
+            )
             for label in range(labels):
-                to[label] = a * p[label] + b * q[label] + c * r[label] + d * s[label]
+                to[label] += a * p[label] + b * q[label] + c * r[label] + d * s[label]
+
+
+@compiled
+def add_rows(out: Array, sampled: Array, gate: bool, own: Array, top: int, bottom: int) -> None:
+    """Rows top .. bottom - 1 of out (L, H, W) += sampled (bottom - top, W, L). gate: times own (L, H, W)."""
+    labels, _, width = out.shape
+    for y in range(top, bottom):
         for label in range(labels):
-            row, factors = out[label, y], own[label, y]
+            row, factors, added = out[label, y], own[label, y], sampled[y - top, :, label]
             for x in range(width):
-                row[x] += factors[x] * sampled[x, label] if gate else sampled[x, label]
+                row[x] += factors[x] * added[x] if gate else added[x]

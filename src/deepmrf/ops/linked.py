@@ -15,13 +15,14 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepmrf.ops.jobs import run_jobs
 from deepmrf.ops.registry import forced, installed, unobserved
 
-ROWS_PER_JOB = 32
+ROWS_PER_JOB = 16
 
 
 class Way(NamedTuple):
@@ -68,9 +69,9 @@ def suits(t: Tensor, ways: Sequence[Way]) -> bool:
 
 def add_linked(t: Tensor, ways: Sequence[Way], gate: Tensor | None = None) -> Tensor:
     """Add the sum above to t (B, L, H, W), in place. gate: q (B, L, H, W), or None without the gate."""
-    from deepmrf.ops.cpu_linked import add_rows
+    from deepmrf.ops.cpu_linked import add_rows, sample_rows
 
-    height = t.shape[2]
+    _, labels, height, width = t.shape
     out = t.numpy()
     own = out if gate is None else gate.contiguous().numpy()
     arrays = [
@@ -87,8 +88,10 @@ def add_linked(t: Tensor, ways: Sequence[Way], gate: Tensor | None = None) -> Te
     def job(index: int) -> None:
         b, top = parts[index]
         bottom = min(top + ROWS_PER_JOB, height)
+        sampled = np.zeros((bottom - top, width, labels), out.dtype)
         for weight, maps, flow, known in arrays:
-            add_rows(out[b], maps[b], flow[b], known[b], weight, gate is not None, own[b], top, bottom)
+            sample_rows(sampled, maps[b], flow[b], known[b], weight, top, bottom)
+        add_rows(out[b], sampled, gate is not None, own[b], top, bottom)
 
     run_jobs(job, len(parts))
     return t

@@ -31,7 +31,7 @@ from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.devices import chosen_device, is_fast_in_bfloat16
 from deepmrf.predict.result import Segmentation, check_cleaning
 from deepmrf.predict.scales import combined, enlarged_labels, grid, margin, tiled, tiled_labels
-from deepmrf.unary.network import NO_ZOOM
+from deepmrf.unary.network import NO_ZOOM, Network
 from deepmrf.unary.own import OwnNetwork
 
 TILE_SIDE = {"cpu": 1024, "cuda": 2048}
@@ -159,9 +159,10 @@ class Segmenter:
         models = [model.for_video() for model in self.models]
         if all(model is own for model, own in zip(models, self.models, strict=True)):
             return self
-        for model, own in zip(models, self.models, strict=True):
-            if model is not own and own.video is not None and own.video.allows_bfloat16 and not full_precision:
-                model.network_dtype = torch.bfloat16 if is_fast_in_bfloat16(self.device) else torch.float32
+        if not full_precision and is_fast_in_bfloat16(self.device):
+            for model, own in zip(models, self.models, strict=True):
+                if own.video is not None and own.video.allows_bfloat16 and isinstance(own.unary, Network):
+                    model.unary = own.unary.in_bfloat16()
         return Segmenter(
             models,
             device=self.device,
@@ -191,13 +192,11 @@ class Segmenter:
         for model in self.models:
             config = model.config()
             digest.update(repr([config[part] for part in ("unary", "mean_field", "labels")]).encode())
-            if model.network_dtype != torch.float32:
-                digest.update(str(model.network_dtype).encode())
             for name, value in model.state_dict().items():
                 if name.startswith("video."):  # of no use to this model: `for_video` gives the one that uses it
                     continue
                 digest.update(f"{name} {tuple(value.shape)}".encode())
-                digest.update(value.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8))
+                digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         digest.update(repr((self.scales, self.flip, self.tile, self.size)).encode())
         if self.min_area or self.min_confidence:
             digest.update(repr((self.min_area, self.min_confidence)).encode())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deepmrf.unary.imagenet import Loaded, read, transfer
-from deepmrf.unary.network import Normalise, UShapedNetwork
+from deepmrf.unary.network import Network, Normalise, UShapedNetwork
 
 STAGES = ((3, 1, 1), (3, 2, 6), (5, 2, 6), (3, 2, 6), (5, 1, 6), (5, 2, 6), (3, 1, 6))
 """EfficientNet-Lite: filter size, stride and expansion of each stage."""
@@ -57,16 +57,22 @@ class Unit(nn.Module):
         )
         self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=NORM_MOMENTUM)
         self.activate = activate
+        self.filters: tuple[Tensor, Tensor] | None = None
+        """Weights and bias that `folded` gave, of a network for inference; None: they are computed at each call."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             x = self.norm(self._convolve(x, self.convolution.weight, None))
-        else:  # batch norm is linear then: fold it into the filters
-            scale = self.norm.weight * torch.rsqrt(self._running(self.norm.running_var) + self.norm.eps)
-            shift = self.norm.bias - self._running(self.norm.running_mean) * scale
-            x = self._convolve(x, self.convolution.weight * scale[:, None, None, None], shift)
+        else:
+            x = self._convolve(x, *(self.filters or self.folded()))
         # Not in place in a traced graph: writing through the crop would become a scatter.
         return functional.relu6(x, inplace=not torch.compiler.is_compiling()) if self.activate else x
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Return weights and bias with batch norm in them: it is linear, but for training."""
+        scale = self.norm.weight * torch.rsqrt(self._running(self.norm.running_var) + self.norm.eps)
+        shift = self.norm.bias - self._running(self.norm.running_mean) * scale
+        return self.convolution.weight * scale[:, None, None, None], shift
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         filters = self.convolution
@@ -227,6 +233,16 @@ class Fast(UShapedNetwork):
 
     def upsample(self, logits: Tensor, size: Sequence[int]) -> Tensor:
         return align(logits, self.stride, size)
+
+    @torch.no_grad()
+    def in_bfloat16(self) -> Network:
+        network = super().in_bfloat16()
+        for own, unit in zip(self.modules(), network.modules(), strict=True):
+            if isinstance(own, Unit) and isinstance(unit, Unit):  # folded in float32, and once
+                weight, bias = own.folded()
+                packed = weight.bfloat16().contiguous(memory_format=torch.channels_last)
+                unit.filters = (packed, bias.bfloat16())
+        return network
 
     def load_imagenet(self, path: str | os.PathLike[str]) -> Loaded:
         """Load ImageNet's EfficientNet-Lite into the encoder from a safetensors file (`_conv_stem.weight`, ...)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -143,6 +144,10 @@ class Network(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout!r} must be a probability, at least 0 and under 1.")
         self.dropout = dropout
+
+    def in_bfloat16(self) -> Network:
+        """Return a copy for inference that computes in bfloat16."""
+        return copy.deepcopy(self).eval().bfloat16()
 
     @property
     def config(self) -> dict[str, Any]:

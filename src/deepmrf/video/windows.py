@@ -50,7 +50,9 @@ class _View:
     flow: Flow | None
     """The flow of the clip (frame before, this frame), of the view's size."""
     belief: Tensor | None
-    """The probabilities that other frames look at, where frames meet on trajectories alone."""
+    """The probabilities (1, L, h, w) of the mean field, where frames meet on trajectories alone."""
+    belief_of_pixels: Tensor | None
+    """The same in torch.channels_last, as `linked_frame` reads other frames."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,11 @@ class _Member:
             image, flow = image.flip(-1), None if flow is None else flow.flip()
         mrf = self.model.mean_field
         if mrf is None or not self.model.spans_time:
-            return _View(image, self.model(image), None, None)
+            return _View(image, self.model(image), None, None, None)
         log_p = self.model.log_unary(image)
-        belief = None
-        if mrf.links_frames_alone():
-            belief = mrf.belief(log_p).contiguous(memory_format=torch.channels_last)  # `linked_frame` reads it faster
-        return _View(image, log_p, flow, belief)
+        belief = mrf.belief(log_p) if mrf.links_frames_alone() else None
+        of_pixels = None if belief is None else belief.contiguous(memory_format=torch.channels_last)
+        return _View(image, log_p, flow, belief, of_pixels)
 
     def probabilities(self, views: Sequence[_View], inner: slice) -> list[Tensor]:
         """Probabilities (L, h, w) of the `inner` frames of a window, not mirrored."""
@@ -103,7 +104,11 @@ class _Member:
             dt: (way[:, :, 0], reliable[:, :, 0])
             for dt, (way, reliable) in flow.trajectories(before, after, slice(number, number + 1)).items()
         }
-        beliefs = {dt: view.belief for dt, view in enumerate(views, -number) if view.belief is not None}
+        beliefs = {
+            dt: belief
+            for dt, view in enumerate(views, -number)
+            if (belief := view.belief_of_pixels if dt else view.belief) is not None
+        }
         return mrf.linked_frame(views[number].log_p, views[number].image, beliefs, links)[0]
 
 
