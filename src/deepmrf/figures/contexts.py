@@ -175,6 +175,7 @@ def patterns(
             va="center",
         )
     bar = figure.colorbar(reference, ax=grid, location="bottom", shrink=0.6, aspect=40, pad=0.01)
+    bar.ax.locator_params(axis="x", nbins=4)  # more numbers would touch each other
     bar.set_label("unlikely   |   likely", fontsize=drawing.SMALL_POINTS)
     return figure
 
