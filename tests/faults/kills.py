@@ -48,13 +48,14 @@ class Command:
 def commands(work: Path) -> dict[str, Command]:
     """The commands of the campaign, by name."""
     model, fit = ("-m", work / "model"), work / "fit"
+    video = ("predict", work / "film.mp4", "--labels", "OUT/maps", *model, "-o")
     folders = ("--predictions", fit / "predictions", "--images", fit / "images")
     quick = ("--window", 3, "--contexts", 1, "--context-size", 3, "--folds", 2, "--crop", 16)
     steps = ("--penalty-steps", 5, "--contexts-steps", 5, "--kernel", "distance", "--no-gate", "--temperature", 1)
     (work / "recipe.toml").write_text(RECIPE)
     return {
         "predict": Command(("predict", work / "photos", "-o", "OUT/out", "--probabilities", *model)),
-        "video": Command(("predict", work / "film.mp4", "-o", "OUT/film.mp4", "--labels", "OUT/maps", *model)),
+        **{f"video, {suffix}": Command((*video, f"OUT/film{suffix}")) for suffix in (".mp4", ".mkv", ".webm")},
         "refine": Command(("refine", "--preset", "maskcut", *folders, "-o", "OUT/out")),
         "fit": Command(
             ("fit", *folders, "--masks", fit / "masks", "-o", "OUT/mrf", *quick, *steps), ("*.safetensors",)

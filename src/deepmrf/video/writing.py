@@ -3,7 +3,7 @@
 The encoder depends on PyAV's build: H.264 (x264 or OpenH264), else MPEG-4 part 2; VP9 or VP8 for .webm. Pixels are
 yuv420p in BT.709, which every player shows. Its colours have half the resolution, so odd sizes get one more row or
 column, a copy of the last. MP4 files are written in fragments and become plain files when they are closed: a process
-that is killed leaves a readable file.
+that is killed leaves a readable file. The same frames give the same file: Matroska gets no random numbers.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ BT709, LIMITED_RANGE = 1, 1
 """FFmpeg's numbers for the colours of HD video, and for luma of 16 to 235."""
 HYBRID_SINCE = (61, 7)
 """Version of libavformat from which on fragments become a plain file on closing."""
-FRAGMENT_MICROSECONDS = 500_000
-"""Length of a fragment: a process that is killed loses no more."""
+FRAGMENT_MILLISECONDS = 500
+"""Length of a fragment, or of a cluster of Matroska: a process that is killed loses no more."""
 MP4_SUFFIXES = (".mp4", ".m4v", ".mov")
 
 
@@ -104,7 +104,9 @@ class Writer:
             options["movie_timescale"] = str(self._ticks(sound))  # the default rounds a late start to milliseconds
             if self._av.library_versions["libavformat"][:2] >= HYBRID_SINCE:
                 options["movflags"] = "hybrid_fragmented+delay_moov+frag_keyframe"
-                options["frag_duration"] = str(FRAGMENT_MICROSECONDS)
+                options["frag_duration"] = str(1000 * FRAGMENT_MILLISECONDS)
+        else:
+            options |= {"fflags": "bitexact", "cluster_time_limit": str(FRAGMENT_MILLISECONDS)}
         self._container = self._av.open(str(self.path), "w", options=options)
         self._sound: Sound | None = None
         try:
