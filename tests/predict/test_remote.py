@@ -40,7 +40,7 @@ def segmenter(model_folder):
 
 
 def run(segmenter, inputs=("memory://in",), out="memory://out", **options):
-    return segment_anywhere(segmenter, list(inputs), out, Options(**options), recursive=True)
+    return segment_anywhere(segmenter, list(inputs), out, recursive=True, options=Options(**options))
 
 
 def without_key(content):

@@ -208,7 +208,9 @@ def predict_command(
             written = Options(overlay, probabilities, overwrite, batch, legend)
             images, tiles = _progress(bars)
             if ray is None:
-                report = segment_anywhere(segmenter, inputs, out, written, images, recursive, tiles)
+                report = segment_anywhere(
+                    segmenter, inputs, out, recursive=recursive, options=written, progress=images, tile_progress=tiles
+                )
             else:
                 from deepmrf.refine import cluster
 

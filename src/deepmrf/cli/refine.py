@@ -105,7 +105,7 @@ def refine_command(
     with sentences():
         from deepmrf.data.remote import URL, path_or_url
         from deepmrf.predict.devices import chosen_device
-        from deepmrf.refine.apply import refine
+        from deepmrf.refine.apply import Run, refine
         from deepmrf.refine.opening import open_mrf, open_preset
         from deepmrf.refine.remote import mirrored_folders
 
@@ -126,14 +126,13 @@ def refine_command(
                 places = folders.predictions, folders.images
                 opened = open_mrf(mrf) if mrf else open_preset(preset, *places, labels, changes, soft_mask)
                 model, label_set, label_ids = opened
-                options: dict[str, Any] = {"probabilities": probabilities, "overwrite": overwrite, "device": device}
+                options: dict[str, Any] = {"probabilities": probabilities, "overwrite": overwrite, "workers": workers}
                 options |= {"progress": bars.progress("refining"), "label_ids": label_ids, "gt_prob": gt_prob}
                 if ray is None:
-                    run = partial(folders.run, device=device, workers=workers)
-                    report = refine(model, label_set, *folders, workers=workers, run=run, **options)
+                    run: Run = partial(folders.run, device=device, workers=workers)
                 else:
-                    pool: dict[str, Any] = {"address": ray or None, "workers": workers}
-                    report = cluster.refine_folders(model, label_set, folders, **pool, **options)
+                    run = cluster.run_on(folders.names, ray or None, workers, device)
+                report = refine(model, label_set, *folders, run=run, **options)
         except KeyboardInterrupt:
             fail(INTERRUPTED, 130)
     warn([*report.notes, *(f"{stem}: {reason}" for stem, reason in report.failed)], console)

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from deepmrf.data.progress import Progress, no_progress
+from deepmrf.data.progress import Progress
 from deepmrf.data.remote import URL, Mirror, Names, fetch, path_or_url, read_part, upload
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.files import Failure, ImageFile, ResultFiles, check_targets
 from deepmrf.predict.notes import HEADER_BYTES, TAIL_BYTES, is_result
-from deepmrf.predict.pipeline import Options, noted_result, segment_files, segment_images
+from deepmrf.predict.pipeline import Options, Run, noted_result, segment_files, segment_images
 from deepmrf.predict.report import ImageReport, PredictReport
 from deepmrf.predict.segmenter import Segmenter
 
@@ -64,8 +65,10 @@ class Places:
                 break
         return report
 
-    def finished(self, report: PredictReport) -> PredictReport:
-        """The report with the names that the user knows."""
+    def segment(self, segmenter: Segmenter, run: Run | None = None, **options: Any) -> PredictReport:
+        """`segment_files` with these inputs and this output; the report has the names that the user knows."""
+        run = run or (self.run if self.names.urls else None)
+        report = segment_files(segmenter, self.inputs, self.out, run=run, **options)
         report.failed = [
             *self.mirror.failed,
             *[(_shown(path, self.names), self.names.in_words(reason)) for path, reason in report.failed],
@@ -86,19 +89,11 @@ def mirrored(inputs: Sequence[Input], out: Input, recursive: bool = False) -> It
 
 
 def segment_anywhere(
-    segmenter: Segmenter,
-    inputs: Sequence[Input],
-    out: Input,
-    options: Options | None = None,
-    progress: Progress = no_progress,
-    recursive: bool = False,
-    tile_progress: Progress = no_progress,
+    segmenter: Segmenter, inputs: Sequence[Input], out: Input, *, recursive: bool = False, **options: Any
 ) -> PredictReport:
-    """`segment_files`, also for inputs and outputs that are URLs."""
+    """`segment_files`, also for inputs and outputs that are URLs; options: those of `segment_files`."""
     with mirrored(inputs, out, recursive) as places:
-        run = places.run if places.names.urls else None
-        report = segment_files(segmenter, places.inputs, places.out, options, progress, recursive, tile_progress, run)
-        return places.finished(report)
+        return places.segment(segmenter, recursive=recursive, **options)
 
 
 def segment_share(

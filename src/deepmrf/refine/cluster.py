@@ -34,16 +34,17 @@ from deepmrf.data.writing import check_folder
 from deepmrf.layers import MeanField
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.files import ImageFile, check_targets
-from deepmrf.predict.pipeline import Options, segment_files
+from deepmrf.predict.pipeline import Options
 from deepmrf.predict.remote import MAX_IMAGES_PER_SHARE, mirrored, segment_share
 from deepmrf.predict.report import PredictReport
 from deepmrf.predict.segmenter import Segmenter, load
 from deepmrf.refine.address import check_address
 from deepmrf.refine.apply import Refinement, RefineReport
+from deepmrf.refine.apply import Run as RefineRun
 from deepmrf.refine.apply import refine as refine_folder
 from deepmrf.refine.matching import MatchedFiles
 from deepmrf.refine.predictions import Folder
-from deepmrf.refine.remote import Folders, merged, mirrored_folders, refine_share
+from deepmrf.refine.remote import merged, mirrored_folders, refine_share
 
 __all__ = ["predict", "refine"]
 
@@ -98,8 +99,7 @@ def predict(
             report.failed.sort(key=lambda failure: order[failure[0]])
             return report
 
-        report = segment_files(segmenter, places.inputs, places.out, options, progress, recursive, run=run)
-        return places.finished(report)
+        return places.segment(segmenter, run, options=options, progress=progress, recursive=recursive)
 
 
 def refine(
@@ -120,34 +120,24 @@ def refine(
     options: those of deepmrf.refine.apply.refine.
     """
     with mirrored_folders(predictions, images, out) as folders:
-        pool: dict[str, Any] = {"address": address, "workers": workers, "device": device}
-        return refine_folders(mrf, labels, folders, progress=progress, **pool, **options)
+        run = run_on(folders.names, address, workers, device or "cpu")
+        return refine_folder(mrf, labels, *folders, progress=progress, run=run, **options)
 
 
-def refine_folders(
-    mrf: MeanField,
-    labels: LabelSet,
-    folders: Folders,
-    *,
-    address: str | None = None,
-    workers: int | None = None,
-    device: str | None = None,
-    progress: Progress = no_progress,
-    **options: Any,
-) -> RefineReport:
-    """The same with folders that are mirrored already."""
-    pool = _Pool(address, workers, device or "cpu")
+def run_on(names: Names, address: str | None, workers: int | None, device: str) -> RefineRun:
+    """What refines files on a cluster; names: the URLs that their paths stand for."""
+    pool = _Pool(address, workers, device)
 
     def run(refinement: Refinement, files: Sequence[MatchedFiles], progress: Progress) -> RefineReport:
         parts: list[RefineReport] = []
         finished = 0
-        for part in pool.run(_Refine(refinement, folders.names), files):
+        for part in pool.run(_Refine(refinement, names), files):
             parts.append(part)
             finished += len(part.done) + len(part.skipped) + len(part.failed)
             progress(finished, len(files))
         return merged(parts)
 
-    return refine_folder(mrf, labels, *folders, progress=progress, run=run, **options)
+    return run
 
 
 @dataclass
