@@ -117,6 +117,8 @@ def test_the_walk_of_a_photograph_is_what_runs(tmp_path, monkeypatch):
     files = {path for _, path in rows}
     assert files - ran <= {"ops/gaussian/cpu.py", "ops/contexts/cpu.py"}  # plain PyTorch while nothing is compiled
     assert ran - files <= set(files_named(others))
+    told = max(int(number) for number in re.findall(r"(\d+) files run", section))
+    assert len([path for path in ran if not re.search("cpu_(kernels|tiles|sums)", path)]) <= told
 
 
 def test_python_of_kernels(python_blocks):

@@ -51,6 +51,14 @@ def _by_dims(name: str, text: str) -> Any:
     return typer.Option(help=f"{text}.", show_default=default)
 
 
+WindowOption = Annotated[int | None, _by_dims("window", "Side of the triple penalty's window, pixels")]
+ContextsOption = Annotated[int | None, _by_dims("contexts", "Patterns per label; 0 learns the triple penalty alone")]
+ContextSizeOption = Annotated[int | None, _by_dims("context_size", "Side of the patterns, pixels")]
+CropOption = Annotated[int | None, _by_dims("crop", "Side of the crops to learn from, pixels")]
+BatchOption = Annotated[int | None, _by_dims("batch", "Crops per step")]
+PenaltyStepsOption = Annotated[int | None, _by_dims("penalty_steps", "Steps for the triple penalty")]
+
+
 def fit_command(
     predictions: Annotated[Path, typer.Option(help="Folder of the network's predictions.")],
     images: Annotated[Path, typer.Option(help="Folder of the images.")],
@@ -72,14 +80,12 @@ def fit_command(
         float | None,
         typer.Option(help="Divides log-probabilities.", show_default="0.7, 1 and 1.4 are tried"),
     ] = None,
-    window: Annotated[int | None, _by_dims("window", "Side of the triple penalty's window, pixels")] = None,
-    contexts: Annotated[
-        int | None, _by_dims("contexts", "Patterns per label; 0 learns the triple penalty alone")
-    ] = None,
-    context_size: Annotated[int | None, _by_dims("context_size", "Side of the patterns, pixels")] = None,
-    crop: Annotated[int | None, _by_dims("crop", "Side of the crops to learn from, pixels")] = None,
-    batch: Annotated[int | None, _by_dims("batch", "Crops per step")] = None,
-    penalty_steps: Annotated[int | None, _by_dims("penalty_steps", "Steps for the triple penalty")] = None,
+    window: WindowOption = None,
+    contexts: ContextsOption = None,
+    context_size: ContextSizeOption = None,
+    crop: CropOption = None,
+    batch: BatchOption = None,
+    penalty_steps: PenaltyStepsOption = None,
     contexts_steps: Annotated[
         int | None,
         typer.Option(help="Steps for the label contexts.", show_default="until the score stops rising"),

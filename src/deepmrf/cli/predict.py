@@ -177,6 +177,7 @@ def predict_command(
             if path is not None:
                 _check_json(option, path)
         from deepmrf.data.remote import path_or_url
+        from deepmrf.data.writing import write_text
         from deepmrf.predict.coco import write_coco
         from deepmrf.predict.pipeline import Options
         from deepmrf.predict.remote import segment_anywhere
@@ -221,7 +222,8 @@ def predict_command(
             if coco is not None:
                 write_coco(coco, report.images, segmenter.labels, bars.progress("outlines"))
         if summary is not None:
-            _write_json(report, summary, model or ["animals"], videos)
+            content = {"models": model or ["animals"], **report.to_dict(), "videos": videos}
+            write_text(summary, json.dumps(content, indent=1) + "\n")
     except (ValueError, OSError, TypeError, ImportError) as error:
         fail(error)
     except KeyboardInterrupt:  # while the model is read, kernels are compiled or outlines are drawn
@@ -284,7 +286,9 @@ def _without_videos(
     videos = [text for text in inputs if is_video(text, options.frames or names_video(out))]
     if videos and ray is not None:
         raise ValueError(f"{videos[0]} is a video, which one machine segments: leave --ray out.")
-    video.check(videos, out, options, [text for text in inputs if text not in videos])
+    others = [text for text in inputs if text not in videos]
+    if videos or options.labels is not None or options.flow != video.VideoOptions.flow:
+        video.check(videos, out, options, others)
     entries: list[dict[str, Any]] = []
     code = 0
     for text in videos:
@@ -294,7 +298,7 @@ def _without_videos(
         code = max(code, ended)
         if ended == 130:  # Ctrl-C means all of it
             return [], entries, code
-    return [text for text in inputs if text not in videos], entries, code
+    return others, entries, code
 
 
 def _check_out(inputs: Sequence[str], out: Path | URL, open_result: bool) -> None:
@@ -334,16 +338,16 @@ def _show(report: PredictReport, out: Path | URL, coco: Path | None, console: Co
 
 def _conclusion(report: PredictReport, out: Path | URL) -> str:
     """The last line: what was written, or how many images were done, skipped and failed."""
-    parts = [(len(report.done), "segmented"), (len(report.skipped), "there already"), (len(report.failed), "failed")]
+    parts = [(len(report.done), "segmented"), (len(report.earlier), "there already"), (len(report.failed), "failed")]
     counts = ", ".join(f"{count} {state}" for count, state in parts if count)
     if report.interrupted:
         return INTERRUPTED.replace(":", f": {counts};", 1) if counts else INTERRUPTED
-    if len(report.done) == 1 and not report.skipped and not report.failed:
+    if len(report.done) == 1 and not report.earlier and not report.failed:
         files = report.done[0].files
         *others, last = [f"{path} (to look at)" if path == files.overlay else str(path) for path in files.all()]
         return f"Wrote {', '.join(others)} and {last}." if others else f"Wrote {last}."
-    if report.done or report.skipped:
-        again = "; --overwrite does them again" if report.skipped and not report.done else ""
+    if report.done or report.earlier:
+        again = "" if report.done else "; --overwrite does them again"
         return f"{counts}: {out if out.suffix.lower() != '.png' else out.parent}{again}."
     return f"Nothing was segmented: {counts}."
 
@@ -375,10 +379,3 @@ def _check_json(option: str, path: Path) -> None:
         raise ValueError(
             f"{option} {path} cannot be written, as {path.parent} is no folder for it: choose another one."
         )
-
-
-def _write_json(report: PredictReport, path: Path, models: Sequence[str], videos: Sequence[dict[str, Any]]) -> None:
-    from deepmrf.data.writing import write_text
-
-    content = {"models": list(models), **report.to_dict(), "videos": list(videos)}
-    write_text(path, json.dumps(content, indent=1) + "\n")
