@@ -86,12 +86,12 @@ def evaluate_command(
             open_models,
             score_images,
             score_videos,
-            submit_images,
             write_scores,
         )
         from deepmrf.evaluation.pictures import Gallery
-        from deepmrf.evaluation.submission import check_submission
+        from deepmrf.evaluation.submission import check_submission, write_submission
         from deepmrf.predict.devices import chosen_device
+        from deepmrf.predict.scales import combined
 
         for folder, content in ((out, "the scores"), (submission, "the label maps"), (pictures, "the pictures")):
             if folder is not None:  # before minutes are spent
@@ -107,9 +107,8 @@ def evaluate_command(
                 raise ValueError("--submission writes label maps of images alone: give no option for scores or videos.")
             check_submission(images)
             with Bars(console) as bars:
-                paths = submit_images(
-                    opened, images, submission, scales=factors, flip=flip, device=target, phases=bars.progress
-                )
+                predict = combined([model.to(target) for model in opened], factors, flip)
+                paths = write_submission(predict, images, submission, target, bars.progress("label maps"))
             say(f"Wrote {len(paths)} label maps into {paths[0].parent}.", console)
             return
         gallery = None if pictures is None else Gallery(pictures, images.labels)

@@ -59,7 +59,7 @@ def explain_command(
     """Show what a model has learned, and what each of its layers does to a picture."""
     if data is not None and images:
         fail("--data and --image are two ways to give pictures: leave one out.")
-    place = _pixel(pixel)
+    position = _pixel(pixel)
     process.prepare()
     console = Console()
     with sentences(RuntimeError), own_code(network):
@@ -84,7 +84,7 @@ def explain_command(
             paths = images or [path for path in [folder / "example.jpg"] if path.is_file()]
             pictures = [Picture(path.name, read_image(path)) for path in paths]
         with Bars(console) as bars:
-            report = explain(opened, model, pictures, out, place, chosen, bars.progress("explaining"))
+            report = explain(opened, model, pictures, out, position, chosen, bars.progress("explaining"))
     say(f"Wrote {report.page}, and {count(len(report.figures), 'figure')} beside it as PNG and SVG.", console)
     if not pictures:
         say("No picture comes with this model: --image FILE shows what its layers do to one.", console)

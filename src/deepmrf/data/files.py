@@ -195,7 +195,8 @@ def to_rgb(picture: Image.Image, path: Path) -> Bytes:
     with suppress(Exception):  # ignore a broken EXIF block
         turn = picture.getexif().get(ORIENTATION, 1)
     with _explaining(path):
-        convert = partial(_from_16_bits, shift=_shift_of(picture, path)) if _is_deep(picture) else _from_8_bits
+        is_deep = picture.mode.startswith("I") or picture.mode == "F"
+        convert = partial(_from_16_bits, shift=_shift_of(picture, path)) if is_deep else _from_8_bits
         width, height = picture.size
         lies = turn in LYING
         image = np.empty((width, height, 3) if lies else (height, width, 3), np.uint8)
@@ -215,10 +216,6 @@ def _bands(picture: Image.Image) -> Iterator[tuple[int, Image.Image]]:
     rows = max(1, PIXELS_AT_A_TIME // picture.width)
     for top in range(0, picture.height, rows):
         yield top, picture.crop((0, top, picture.width, min(top + rows, picture.height)))
-
-
-def _is_deep(picture: Image.Image) -> bool:
-    return picture.mode.startswith("I") or picture.mode == "F"
 
 
 def _shift_of(picture: Image.Image, path: Path) -> int:

@@ -23,14 +23,12 @@ def evaluate(
     device: torch.device | str = "cpu",
     progress: Progress = no_progress,
     share: tuple[int, int] = (0, 1),
-    objects: bool = False,
 ) -> Scores:
     """Return the scores over all images of `data`.
 
     share: (index of this process, number of processes); each process takes its share of the images.
-    objects: measure LA by objects, too.
     """
-    return evaluate_parts({"": predict}, data, device, progress, share, objects)[""]
+    return evaluate_parts({"": predict}, data, device, progress, share)[""]
 
 
 def evaluate_parts(
@@ -44,7 +42,7 @@ def evaluate_parts(
 ) -> dict[str, Scores]:
     """Return the scores of each of several predictors, by name; each image is read once.
 
-    shows: called with the labels of each image. The rest is as in `evaluate`.
+    objects: measure LA by objects, too. shows: called with the labels of each image. The rest is as in `evaluate`.
     """
     if objects and not any(item.objects for item in data):
         raise ValueError(

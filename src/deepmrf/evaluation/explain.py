@@ -151,11 +151,11 @@ def _explained(segmenter: Segmenter, picture: Picture, pixel: Pixel | None) -> E
         truth = np.array(Image.fromarray(truth).resize((width, height), Image.Resampling.NEAREST))
     result = layer_steps(segmenter.model, image)
     if pixel is None:
-        place = _changed_pixel(result)
+        pixel = _changed_pixel(result)
     else:
         full_height, full_width = picture.image.shape[:2]
-        place = pixel[0] * width // full_width, pixel[1] * height // full_height
-    return Explained(Picture(picture.name, image, truth), result, place)
+        pixel = pixel[0] * width // full_width, pixel[1] * height // full_height
+    return Explained(Picture(picture.name, image, truth), result, pixel)
 
 
 def _changed_pixel(result: LayerSteps) -> Pixel:

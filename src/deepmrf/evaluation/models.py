@@ -18,7 +18,6 @@ from deepmrf.data.progress import Phases, no_phases
 from deepmrf.data.writing import write_text
 from deepmrf.evaluation.evaluate import Show, evaluate_parts
 from deepmrf.evaluation.metrics import Scores
-from deepmrf.evaluation.submission import write_submission
 from deepmrf.evaluation.videos import VideoScores, evaluate_video, video_models
 from deepmrf.models.names import from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
@@ -70,21 +69,6 @@ def score_images(
     parts[MODEL] = models
     predictors = {name: combined(part, scales, flip) for name, part in parts.items()}
     return evaluate_parts(predictors, data, device, phases("images"), objects=objects, shows=shows)
-
-
-def submit_images(
-    models: Sequence[DeepParsingNetwork],
-    data: Dataset,
-    folder: Path,
-    *,
-    scales: Sequence[float] = (1.0,),
-    flip: bool = False,
-    device: torch.device | str = "cpu",
-    phases: Phases = no_phases,
-) -> list[Path]:
-    """Write the label maps of the average of the models for a server; see submission.py."""
-    predict = combined([model.to(device) for model in models], scales, flip)
-    return write_submission(predict, data, folder, device, phases("label maps"))
 
 
 def score_videos(

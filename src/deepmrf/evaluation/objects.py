@@ -31,10 +31,10 @@ def object_overlaps(prediction: Tensor, target: Tensor, objects: Tensor, min_pix
     first = torch.full_like(areas, objects.numel())
     first.scatter_reduce_(0, objects.flatten(), torch.arange(objects.numel(), device=first.device), "amin")
     labels = target.flatten()[first[numbers]]  # an object has one label
-    found = find_regions(prediction.cpu().numpy())
-    regions = np.repeat(found.run_regions, found.run_lengths).reshape(prediction.shape)
-    region_labels, sizes = (torch.from_numpy(part).to(target.device) for part in (found.labels, found.areas))
-    region_boxes = numbered_boxes(torch.from_numpy(regions).to(target.device), len(sizes))
+    regions = find_regions(prediction.cpu().numpy())
+    region_map = np.repeat(regions.run_regions, regions.run_lengths).reshape(prediction.shape)
+    region_labels, sizes = (torch.from_numpy(part).to(target.device) for part in (regions.labels, regions.areas))
+    region_boxes = numbered_boxes(torch.from_numpy(region_map).to(target.device), len(sizes))
     overlaps = target.new_zeros(len(numbers), dtype=torch.float64)
     for index, box in enumerate(numbered_boxes(objects, len(areas))[numbers]):
         candidates = region_boxes[(region_labels == labels[index]) & (sizes >= min_pixels)]  # (R, 4)

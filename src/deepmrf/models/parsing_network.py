@@ -43,7 +43,7 @@ from deepmrf.models.folder import (
     refusing_damage,
     write_folder,
 )
-from deepmrf.models.schema import skeleton, without_initial_weights
+from deepmrf.models.schema import WithoutInitialWeights, skeleton
 from deepmrf.models.video_part import VideoPart
 from deepmrf.unary.libraries import description, rebuild
 from deepmrf.unary.own import OwnNetwork, code_name, own_network
@@ -304,7 +304,7 @@ def read_model(folder: Path, network: OwnNetwork | None = None) -> DeepParsingNe
 
         if given is None:
             weights = read_weights(folder, skeleton(build))
-            with without_initial_weights() if named else nullcontext():
+            with WithoutInitialWeights() if named else nullcontext():
                 model = build()
             model.load_state_dict(weights)
         else:

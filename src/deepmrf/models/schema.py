@@ -8,8 +8,7 @@ whose bytes are counted before the model itself is built.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,8 +149,8 @@ _RANDOM = {Tensor.normal_, Tensor.uniform_} | {
 }
 
 
-class _NoRandomNumbers(TorchFunctionMode):
-    """Leave out the random initial weights, which take seconds in a large network."""
+class WithoutInitialWeights(TorchFunctionMode):
+    """Build modules without random weights, which take seconds in a large network: their values are undefined."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in _RANDOM:
@@ -159,16 +158,9 @@ class _NoRandomNumbers(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@contextmanager
-def without_initial_weights() -> Iterator[None]:
-    """Build modules whose weights are read afterwards: their values are undefined."""
-    with _NoRandomNumbers():
-        yield
-
-
 def skeleton(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
     """The state_dict of what `build` returns, without memory for its tensors; a ValueError where it is too large."""
-    with torch.device("meta"), _NoRandomNumbers():
+    with torch.device("meta"), WithoutInitialWeights():
         tensors = build().state_dict()
     bytes_needed = count_bytes(tensors)
     if bytes_needed > MAX_BYTES:

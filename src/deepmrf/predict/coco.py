@@ -27,7 +27,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.remote import URL, local_copy
 from deepmrf.data.writing import replacing
-from deepmrf.predict.polygons import Polygon, find_polygons
+from deepmrf.predict.polygons import find_polygons
 from deepmrf.predict.report import ImageReport
 
 
@@ -73,12 +73,13 @@ def category_ids(labels: LabelSet) -> dict[str, int]:
 def _annotations(label_map: NDArray[Any], labels: LabelSet, ids: dict[str, int]) -> Iterator[dict[str, Any]]:
     for polygon in find_polygons(label_map, labels.names):
         if polygon.name in ids:
-            yield {"category_id": ids[polygon.name], **_shape(polygon), "iscrowd": 0}
-
-
-def _shape(polygon: Polygon) -> dict[str, Any]:
-    ring = polygon.single_ring().reshape(-1).tolist()
-    return {"segmentation": [ring], "area": polygon.area, "bbox": list(polygon.box())}
+            yield {
+                "category_id": ids[polygon.name],
+                "segmentation": [polygon.single_ring().reshape(-1).tolist()],
+                "area": polygon.area,
+                "bbox": list(polygon.box()),
+                "iscrowd": 0,
+            }
 
 
 def _file_names(paths: Sequence[Path | URL]) -> list[str]:
