@@ -343,7 +343,8 @@ def test_ctrl_c_while_outlines_are_drawn(type_in, monkeypatch):
     assert not Path("coco.json").exists()
 
 
-def test_names_that_look_like_markup_or_cannot_be_written(tmp_path, model_folder):
+def test_names_that_look_like_markup_or_cannot_be_written(tmp_path, monkeypatch, model_folder):
+    monkeypatch.chdir(tmp_path)
     config = json.loads((model_folder / "config.json").read_text())
     config["labels"]["names"] = ["[bold]", "[/x]", *config["labels"]["names"][2:]]
     folder = tmp_path / "model"
@@ -353,10 +354,9 @@ def test_names_that_look_like_markup_or_cannot_be_written(tmp_path, model_folder
     name = "\u043a\u043e\u0442.png"
     picture = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / name)
-    words = [sys.executable, "-m", "deepmrf", "predict", name, "-m", str(folder), "-o", "out", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    words = ["predict", name, "-m", str(folder), "-o", "out", "--device", "cpu"]
+    done = CliRunner(charset="ascii").invoke(app, words, env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == "Wrote out/???.png and out/???_overlay.jpg (to look at)."
     with Image.open(tmp_path / "out" / name) as label_map:
         shown = [config["labels"]["names"][n] for n in sorted(set(np.array(label_map).ravel().tolist()))]

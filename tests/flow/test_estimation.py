@@ -95,16 +95,12 @@ def test_estimate_says_what_it_wants(frames, method, message):
         estimate(frames, method)
 
 
-def test_without_opencv_it_says_what_to_install(tmp_path):
-    code = "import sys; sys.modules['cv2'] = None\n"
-    code += "import numpy, deepmrf.flow as f; f.estimate(numpy.zeros((2, 9, 9, 3), 'uint8'))"
+def test_importing_flow_brings_no_opencv_and_without_it_estimating_says_what_to_install(tmp_path):
+    code = "import sys, numpy, deepmrf.flow, deepmrf.evaluation.metrics; print('cv2' in sys.modules)\n"
+    code += "sys.modules['cv2'] = None; deepmrf.flow.estimate(numpy.zeros((2, 9, 9, 3), 'uint8'))"
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert run.stdout.strip() == "False"
     assert "ImportError: Optical flow by 'dis' needs opencv-python-headless: pip install 'deepmrf[video]'" in run.stderr
-
-
-def test_importing_flow_brings_no_opencv():
-    code = "import deepmrf.flow, deepmrf.evaluation.metrics, sys; print('cv2' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
 # The cache
