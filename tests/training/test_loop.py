@@ -77,9 +77,10 @@ SHORT += [f"--set=stage.{name}.batch=2" for name in STAGES]
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+def recipe(tmp_path: Path, scenes: str) -> Path:
+    """RECIPE, on few images."""
     path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE)
+    path.write_text(RECIPE.replace("synthetic:48x64", scenes))
     return path
 
 
@@ -91,8 +92,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(read_model(folder / "model").state_dict())
 
 
-def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
+def test_four_stages_and_the_mrf_helps(recipe, scenes, tmp_path):
     out = tmp_path / "run"
+    recipe.write_text(RECIPE)
     result = type_in("train", recipe, "-o", out)
     assert result.exit_code == 0, result.output
     scores = json.loads((out / "metrics.json").read_text())["val"]
@@ -108,7 +110,7 @@ def test_four_stages_and_the_mrf_helps(recipe, tmp_path):
     written = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
     assert written["whole model"]["miou"] == pytest.approx(miou[3], abs=1e-6)
     assert written["network alone"]["miou"] < miou[3]
-    words = ("evaluate", out / "model", out / "model", "--data", "synthetic:48x64", "--scales", "0.75", "1", "--flip")
+    words = ("evaluate", out / "model", out / "model", "--data", scenes, "--scales", "0.75", "1", "--flip")
     several = type_in(*words, "-o", tmp_path / "several")
     assert several.exit_code == 0, several.output
     facts = json.loads((tmp_path / "several" / "scores.json").read_text())
@@ -166,11 +168,18 @@ def test_nothing_but_nan_ends_a_run(recipe, tmp_path, monkeypatch):
     assert "lower its rate" in " ".join(result.output.split()) + str(result.exception)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted_weights(tmp_path_factory, scenes):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    (folder / "recipe.toml").write_text(RECIPE.replace("synthetic:48x64", scenes))
+    result = type_in("train", folder / "recipe.toml", "-o", folder / "run", "--set", "save_every=1", *SHORT)
+    assert result.exit_code == 0, result.output
+    return weights(folder / "run")
+
+
 @pytest.mark.parametrize("step", [0, 3, 14])
-def test_killed_and_resumed_it_ends_with_the_same_weights(recipe, tmp_path, step):
+def test_killed_and_resumed_it_ends_with_the_same_weights(recipe, tmp_path, uninterrupted_weights, step):
     """SIGKILL after some checkpoint; `step` checkpoints later the run is continued and must not differ in any bit."""
-    uninterrupted = type_in("train", recipe, "-o", tmp_path / "whole", "--set", "save_every=1", *SHORT)
-    assert uninterrupted.exit_code == 0, uninterrupted.output
     command = [
         sys.executable,
         "-m",
@@ -197,9 +206,8 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(recipe, tmp_path, step
     assert state.exists()
     resumed = type_in("train", recipe, "-o", tmp_path / "cut", "--resume", "--set", "save_every=1", *SHORT)
     assert resumed.exit_code == 0, resumed.output
-    expected = weights(tmp_path / "whole")
     for name, value in weights(tmp_path / "cut").items():
-        assert torch.equal(value, expected[name]), name
+        assert torch.equal(value, uninterrupted_weights[name]), name
 
 
 def checkpoints(state: Path) -> int:
@@ -297,7 +305,7 @@ def test_joint_strategy_is_one_stage(recipe, tmp_path):
     assert list(scores) == ["all at once", "all at once, network alone"]
 
 
-def test_a_finished_model_may_zoom_and_be_less_sure(recipe, tmp_path):
+def test_a_finished_model_may_zoom_and_be_less_sure(recipe, scenes, tmp_path):
     out = tmp_path / "run"
     result = type_in("train", recipe, "-o", out, "--set", "zoom=1.5", "--set", "temperature=1.6", *SHORT)
     assert result.exit_code == 0, result.output
@@ -307,7 +315,7 @@ def test_a_finished_model_may_zoom_and_be_less_sure(recipe, tmp_path):
     assert (float(zoomed.unary.zoom), zoomed.mean_field.temperature) == (1.5, 1.6)
     learned = checkpoint.read_checkpoint(out / "state.safetensors")[0]  # after the last stage
     assert all(torch.equal(value, learned[f"model.{name}"]) for name, value in zoomed.state_dict().items())
-    evaluated = type_in("evaluate", out / "model", "--data", "synthetic:48x64", "-o", tmp_path / "scores")
+    evaluated = type_in("evaluate", out / "model", "--data", scenes, "-o", tmp_path / "scores")
     assert evaluated.exit_code == 0, evaluated.output
     written = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
     known = json.loads((out / "metrics.json").read_text())["val"]

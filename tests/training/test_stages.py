@@ -21,10 +21,10 @@ STAGES = {
 PENALTY, CONTEXTS = "mean_field.triple_penalty.", "mean_field.label_contexts."
 
 
-def recipe(kernel: str, cached: bool):
+def recipe(data: str, kernel: str, cached: bool):
     return recipe_from_dict(
         {
-            "data": {"train": "synthetic:24x32", "workers": 0},
+            "data": {"train": data, "workers": 0},
             "unary": {"network": "fast", "options": {"width": 8, "norm_momentum": 0.1}},
             "mean_field": {"kernel": kernel, "window": 5, "contexts": 2, "context_size": 3},
             "augment": {"crop": [24, 32]},
@@ -42,7 +42,7 @@ def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["cached", "computed"])
 @pytest.mark.parametrize("kernel", ["distance", "gaussian"])
-def test_each_of_the_four_stages_moves_its_own_parameters_alone(tmp_path, monkeypatch, kernel, cached):
+def test_each_of_the_four_stages_moves_its_own_parameters_alone(tmp_path, monkeypatch, scenes, kernel, cached):
     states = []  # before the first stage, then for each stage: after its preparation, and after its steps
     parameters = set()
 
@@ -65,7 +65,7 @@ def test_each_of_the_four_stages_moves_its_own_parameters_alone(tmp_path, monkey
 
     monkeypatch.setattr(loop, "prepare_stage", prepare)
     monkeypatch.setattr(Run, "save_state", save)
-    loop.train(recipe(kernel, cached), tmp_path)
+    loop.train(recipe(scenes, kernel, cached), tmp_path)
     prepared = [changed(*pair) for pair in zip(states[0::2], states[1::2], strict=False)]
     moved = [changed(*pair) for pair in zip(states[1::2], states[2::2], strict=True)]
 
@@ -84,9 +84,9 @@ def test_each_of_the_four_stages_moves_its_own_parameters_alone(tmp_path, monkey
     assert prepared[2] == {f"{CONTEXTS}weight"}
 
 
-def test_a_card_tells_how_a_network_that_was_trained_before_was_trained(tmp_path):
+def test_a_card_tells_how_a_network_that_was_trained_before_was_trained(tmp_path, scenes):
     """Images are shrunk to the crops of the network, not to those that an MRF learned from."""
-    whole = recipe("gaussian", cached=True)
+    whole = recipe(scenes, "gaussian", cached=True)
     first = replace(whole, stage=whole.stage[:1])
     loop.train(first, tmp_path / "first")
     start = tmp_path / "first" / "model"
