@@ -49,6 +49,9 @@ def main() -> None:
     images = [torch.from_numpy(np.ascontiguousarray(frame.transpose(2, 0, 1)))[None] for frame in frames]
     facts: dict[str, Any] = {"size": list(images[0].shape[2:]), "labels": given.labels or len(model.labels)}
     facts["network"] = milliseconds(lambda: model.log_unary(images[0]))
+    if model.video.allows_bfloat16:
+        clips.unary = model.unary.in_bfloat16()
+        facts["network, bfloat16"] = milliseconds(lambda: clips.log_unary(images[0]))
     log_ps = [model.log_unary(image) for image in images]
     flat, linked = model.mean_field, clips.mean_field
     assert linked is not None  # it comes from `flat`
@@ -68,10 +71,8 @@ def main() -> None:
     facts["flow, trajectories"] = milliseconds(lambda: flow.trajectories(CENTRE, CENTRE, here))
     links = {dt: (way[:, :, 0], known[:, :, 0]) for dt, (way, known) in flow.trajectories(CENTRE, CENTRE, here).items()}
     facts["mrf, belief"] = milliseconds(lambda: linked.belief(log_ps[0]))
-    beliefs = {
-        dt: linked.belief(log_p).contiguous(memory_format=torch.channels_last)
-        for dt, log_p in enumerate(log_ps, -CENTRE)
-    }
+    beliefs = {dt: linked.belief(log_p) for dt, log_p in enumerate(log_ps, -CENTRE)}
+    beliefs |= {dt: maps.contiguous(memory_format=torch.channels_last) for dt, maps in beliefs.items() if dt}
     facts["mrf, linked"] = milliseconds(
         lambda: linked.linked_frame(log_ps[CENTRE], images[CENTRE], beliefs, links).exp()
     )
