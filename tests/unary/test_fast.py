@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from deepmrf.unary.fast import EfficientNetLite, Unit, align
+from deepmrf.unary.fast import EfficientNetLite, Fast, Unit, align
 
 
 def same_padding(x, size):
@@ -68,3 +68,38 @@ def test_align_puts_cells_where_padding_centred_them(factor, agree):
     agree(larger[0, 0, inside, 0], pixels_down[inside])
     agree(larger[0, 1, 0, inside], pixels_across[inside])
     assert (larger[0, 0, : factor - 1] == factor - 1).all()
+
+
+def test_the_mirror_image_is_averaged_but_for_training():
+    torch.manual_seed(0)
+    network, image = Fast(3, width=16, zoom=1.5).eval(), torch.rand(1, 3, 33, 47)
+    alone = network(image)
+    mirrored = Fast(**network.config | {"mirror": True}).eval()
+    mirrored.load_state_dict(network.state_dict())
+    both = mirrored(image)
+    torch.testing.assert_close(both, (alone + network(image.flip(-1)).flip(-1)) / 2)
+    torch.testing.assert_close(mirrored(image.flip(-1)).flip(-1), both)
+    assert not torch.allclose(both, alone, atol=1e-3)
+    torch.manual_seed(1)
+    expected = network.train()(image)
+    torch.manual_seed(1)
+    torch.testing.assert_close(mirrored.train()(image), expected)
+
+
+@torch.no_grad()
+def test_a_copy_in_bfloat16_is_close_and_leaves_the_network_alone():
+    torch.manual_seed(0)
+    network, image = Fast(3, width=16), torch.rand(1, 3, 64, 64)
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):  # as after training: no two channels alike
+            torch.nn.init.uniform_(module.weight, 0.8, 1.2)
+            torch.nn.init.uniform_(module.running_var, 0.5, 2)
+            torch.nn.init.normal_(module.running_mean, std=0.1)
+    network.eval()
+    before = network(image)
+    half = network.in_bfloat16()
+    logits = half(image)
+    assert logits.dtype == torch.bfloat16
+    assert half.config == network.config
+    torch.testing.assert_close(logits.float(), before, atol=0.05 * float(before.abs().max()), rtol=0.1)
+    assert torch.equal(network(image), before)

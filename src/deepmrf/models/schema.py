@@ -103,6 +103,7 @@ NETWORK: dict[str, Setting] = {
     "stride": whole(1, 64),
     "zoom": real(1, 4),
     "lite": whole(0, 2),
+    "mirror": FLAG,
     "dropout": real(0, 1),
     "norm_momentum": real(0, 1),
     "encoder_norm": FLAG,

@@ -187,6 +187,7 @@ class Fast(UShapedNetwork):
     dropout: probability of dropping a channel before the last layer, while training.
     norm_momentum: momentum of batch norm's running statistics; short trainings from scratch need more than 0.01.
     lite: the encoder, EfficientNet-Lite 0, 1 or 2; the larger, the slower and the better.
+    mirror: average the logits of the image and of its mirror image, in twice the time; training sees each as it comes.
     """
 
     name = "fast"
@@ -202,8 +203,10 @@ class Fast(UShapedNetwork):
         norm_momentum: float = NORM_MOMENTUM,
         zoom: float = 1,
         lite: int = 0,
+        mirror: bool = False,
     ) -> None:
         super().__init__(labels, width, dropout, stride, zoom)
+        self.mirror = mirror
         if width % 8:
             raise ValueError(f"width={width} must be a multiple of 8: the finer levels have 3/4 and 3/8 of it.")
         self.norm_momentum = norm_momentum

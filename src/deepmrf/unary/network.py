@@ -163,6 +163,8 @@ class UShapedNetwork(Network):
     stride: where the decoder ends, one of STRIDES. zoom: enlarge images by this factor first.
     """
 
+    mirror: bool = False
+    """Average the logits of the image and of its mirror image, but for training."""
     STRIDES: ClassVar[tuple[int, ...]]
     """Strides at which the decoder can end."""
     normalise: nn.Module
@@ -186,6 +188,13 @@ class UShapedNetwork(Network):
         """Resize logits at `stride` to the size of the image."""
 
     def forward(self, image: Tensor) -> Tensor:
+        if not self.mirror or self.training:
+            return self._of_image(image)
+        both = self._of_image(torch.cat([image, image.flip(-1)]))  # (2 B, L, H, W)
+        logits, mirrored = both.view(2, -1, *both.shape[1:]).unbind()
+        return (logits + mirrored.flip(-1)) / 2
+
+    def _of_image(self, image: Tensor) -> Tensor:
         larger = zoomed(self.normalise(image), self.zoom)  # (B, 3, H zoom, W zoom)
         *maps, x = self.encode(larger)
         for up in self.decoder:
