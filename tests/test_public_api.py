@@ -130,7 +130,7 @@ COMMANDS = {
     "--penalty-steps --contexts-steps --labels --seed --device",
     "refine": "MRF --predictions --images --out -o --preset --set --gt-prob --soft-mask --no-soft-mask "
     "--labels --probabilities --overwrite --workers --device --ray",
-    "export": "MODEL --out -o --image --tolerance --network",
+    "export": "MODEL --out -o --image --tolerance --network-only --network",
     "bench": "",  # passed on to benchmarks/bench
     "doctor": "--json",
     "data get": "NAME --to",

@@ -351,6 +351,22 @@ def test_learned_filters_all_pairs_and_clips_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_network_of_a_model_over_all_pairs_alone(tmp_path):
+    torch.manual_seed(0)
+    settings = {"kernel": "global", "contexts": 1, "context_size": 1, "gate": False}
+    model = DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, settings).eval()
+    write_model(model, tmp_path / "model")
+    finished = type_in(tmp_path / "model", "-o", tmp_path / "network.pt2")
+    assert finished.exit_code == 2
+    assert "or the network alone" in " ".join(finished.output.split())
+    finished = type_in(tmp_path / "model", "-o", tmp_path / "network.pt2", "--network-only")
+    assert finished.exit_code == 0, finished.output
+    image = photograph((40, 51))
+    with torch.no_grad():
+        expected = model.log_unary(image)
+        torch.testing.assert_close(torch.export.load(tmp_path / "network.pt2").module()(image), expected)
+
+
 @pytest.mark.parametrize("name", ["model.pth", "model", "onnx"])
 def test_unknown_endings(name, tmp_path):
     finished = type_in(tmp_path, "-o", tmp_path / name)

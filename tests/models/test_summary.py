@@ -21,7 +21,7 @@ def test_bundled_models_tell_their_scores(name):
     assert summary.bytes == sum((PRETRAINED / name / file).stat().st_size for file in (CONFIG, WEIGHTS))
     assert summary.network == "fast"
     mean_fields = {
-        "animals": "gaussian kernel, window 25, 1 context of 1",
+        "animals": "global kernel, all pairs of pixels, 1 context of 1",
         "camvid": "gaussian kernel, window 25, 5 contexts of 9",
         "street": "distance kernel, window 51, 3 contexts of 9",
     }

@@ -26,6 +26,9 @@ The file is run beside the model before it is put in place; a difference above 1
 [cyan]deepmrf export runs/fast/model -o model.onnx --image photo.jpg[/cyan]
 
 [cyan]deepmrf export runs/fast/model -o model.pt2[/cyan]
+
+[cyan]deepmrf export animals -o animals.onnx --network-only[/cyan]: without its MRF, which joins all pairs of
+pixels: no such file can hold it.
 """
 
 
@@ -38,6 +41,7 @@ def export_command(
     tolerance: Annotated[
         float, typer.Option(min=0, help="The largest difference of log-probabilities that is no error.")
     ] = 1e-4,
+    network_only: Annotated[bool, typer.Option("--network-only", help="Leave the MRF out.")] = False,
     network: NetworkOption = None,
 ) -> None:
     """Write a whole model to one file."""
@@ -47,10 +51,13 @@ def export_command(
         from deepmrf.data.files import read_image
         from deepmrf.export import centre_crops, check_path, export
         from deepmrf.models.names import open_model
+        from deepmrf.models.parsing_network import DeepParsingNetwork
 
         check_path(out)  # before anything is read or computed
         images = None if image is None else centre_crops(read_image(image))
         opened = open_model(model, network)
+        if network_only:
+            opened = DeepParsingNetwork(opened.unary, None, opened.labels).eval()
         with console.status(escape(f"Tracing {model}, writing and checking {out.name}: half a minute or more")):
             comparisons = export(opened, out, images, tolerance)
     program = "onnxruntime" if out.suffix.lower() == ".onnx" else "torch.export"

@@ -178,4 +178,5 @@ def _describe(mean_field: dict[str, Any] | None) -> str | None:
     kernel, window = mean_field.get("kernel", "distance"), mean_field.get("window")
     contexts, size = mean_field.get("contexts"), mean_field.get("context_size")
     patterns = f"{contexts} context{'' if contexts == 1 else 's'} of {size}" if contexts else "no contexts"
-    return f"{kernel} kernel, window {window}, {patterns}"
+    reach = "all pairs of pixels" if kernel == "global" else f"window {window}"
+    return f"{kernel} kernel, {reach}, {patterns}"
