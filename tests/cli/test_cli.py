@@ -106,7 +106,8 @@ def test_the_command_keeps_freed_memory_unless_told_otherwise():
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_ctrl_c_while_pytorch_is_loading(tmp_path):
     (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(30)\n")
-    words = [sys.executable, "-c", "from deepmrf.cli import process; process.prepare()"]
+    started = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored in background jobs
+    words = [sys.executable, "-c", f"{started}; from deepmrf.cli import process; process.prepare()"]
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     options = {"env": {**os.environ, "PYTHONPATH": paths}, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, text=True, **options) as process:
