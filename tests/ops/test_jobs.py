@@ -144,3 +144,29 @@ def test_jobs_share_the_threads():
         jobs.run_jobs(lambda _: barrier.wait(), 2)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_of_a_process_with_threads_computes():
+    """PyTorch's OpenMP would wait in the child for threads that only the parent has."""
+    program = """
+import os, signal, torch
+from deepmrf.ops.jobs import run_jobs
+
+torch.set_num_threads(2)
+image, filters = torch.rand(4, 16, 64, 64), torch.rand(16, 16, 3, 3)
+
+def compute():
+    run_jobs(lambda job: job, 4)
+    return torch.nn.functional.conv2d(image, filters).sin().sum()
+
+expected = compute()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    torch.testing.assert_close(compute(), expected)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), torch.get_num_threads())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90)
+    assert done.stdout.split() == ["0", "2"], done.stderr

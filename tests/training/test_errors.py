@@ -234,7 +234,7 @@ def test_files_that_cannot_be_read_are_named(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"), [("mean_field.window=x", "or null."), ("unary.options.a=1", "zoom, lite.")]
+    ("setting", "says"), [("mean_field.window=x", "or null."), ("unary.options.a=1", "zoom, lite, mirror.")]
 )
 def test_sentences_end_with_one_full_stop(recipe, tmp_path, setting, says):
     result = type_in("train", recipe, "-o", tmp_path / "run", "--set", setting)

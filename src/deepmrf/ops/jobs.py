@@ -138,8 +138,14 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _forget_pool() -> None:
-    """Start without threads: a forked child has none of its parent's."""
+    """Start without threads: a forked child has none of its parent's.
+
+    OpenMP does not know that, and would wait for them for ever. So PyTorch uses one thread in a child of a process that
+    has computed with several.
+    """
     global _pool, _lock
+    if _pool is not None:
+        torch.set_num_threads(1)
     _pool, _lock = None, threading.Lock()
 
 
