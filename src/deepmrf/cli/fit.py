@@ -51,6 +51,7 @@ def _by_dims(name: str, text: str) -> Any:
     return typer.Option(help=f"{text}.", show_default=default)
 
 
+# Named here, because typer reads the annotations of all commands whenever one runs: these are computed once, on import.
 WindowOption = Annotated[int | None, _by_dims("window", "Side of the triple penalty's window, pixels")]
 ContextsOption = Annotated[int | None, _by_dims("contexts", "Patterns per label; 0 learns the triple penalty alone")]
 ContextSizeOption = Annotated[int | None, _by_dims("context_size", "Side of the patterns, pixels")]
