@@ -13,7 +13,7 @@ from PIL import Image
 import deepmrf
 from deepmrf.data import folder
 from deepmrf.data.folder import KEYS
-from deepmrf.models.folder import FORMAT
+from deepmrf.models.folder import FORMAT, FORMAT_OF_IMAGES
 from deepmrf.refine.decode import ARRAY_NAMES
 from deepmrf.refine.predictions import PredictionFolder, read_prediction
 
@@ -82,7 +82,7 @@ def test_the_table_of_numbers(tmp_path, values, kind, p):
 
 def test_names_and_numbers_of_the_text():
     assert all(f"`{name}`" in TEXT for name in ARRAY_NAMES)
-    assert f"| `format` | {FORMAT} |" in TEXT
+    assert f"| `format` | {FORMAT}; {FORMAT_OF_IMAGES} of" in TEXT
 
 
 def test_python(tmp_path, monkeypatch, python_blocks, model_folder):

@@ -150,27 +150,28 @@ def test_triple_penalty_over_true_trajectories(kernel, window, implementation, a
     q, gate = log_p.exp(), window[0] != 5
     penalty, d = layer(kernel, window, gate, temporal=True)
     penalty.frame_weights.copy_(torch.tensor([0.6, 0.3])[: len(penalty.frame_weights)])
-    penalty.link_weights.copy_(torch.tensor([1.7, -0.9])[: len(penalty.link_weights)])
     total = linked_sum(
         q[0].numpy(), image[0].numpy(), d, window, (1, *penalty.frame_weights.tolist()), SCENE.trajectory
     )
-    total += straight_sum(q[0].numpy(), window[0], penalty.link_weights.tolist(), SCENE.trajectory)
     links = Links.along(SCENE.flow(), torch.float64, (2, 2))
     with ops.use(implementation):
         actual = penalty(q, image, None, links)
     agree(actual[0], 0.7 * (q[0].numpy() * total if gate else total) + 0.1, 1e-9)
 
 
+@pytest.mark.parametrize("temporal", [False, True])
 @pytest.mark.parametrize("kernel", ["distance", "gaussian"])
-def test_the_whole_step_over_true_trajectories(kernel, agree):
-    """b12 to b15: contexts reach along trajectories, too, and farther than the window does."""
+def test_the_whole_step_over_true_trajectories(kernel, temporal, agree):
+    """b12 to b15: contexts reach along trajectories, farther than the window does; b15 asks the pixels on them."""
     labels, contexts, window, context_size, iterations = 2, 3, (3, 3, 3), (5, 3, 2), 2
     mrf = MeanField(
         labels, dims=3, window=window, contexts=contexts, context_size=context_size, kernel=kernel, spacing=SPACING,
-        average=False, iterations=iterations,
+        average=False, iterations=iterations, temporal=temporal,
     )  # fmt: skip
-    mrf.triple_penalty, d = layer(kernel, window)
+    mrf.triple_penalty, d = layer(kernel, window, temporal=temporal)
     mrf = mrf.double().requires_grad_(False)
+    if temporal:
+        mrf.trajectory_weights.fill_(1.3)
     mrf.label_contexts.weight.normal_(0, 0.2)
     mrf.label_contexts.bias.normal_()
     log_p, image = SCENE.inputs()
@@ -189,7 +190,8 @@ def test_the_whole_step_over_true_trajectories(kernel, agree):
                     index = [o + n // 2 for o, n in zip((dt, dy, dx), context_size, strict=True)]
                     o13 += weight[(..., *index)] @ t[(slice(None), *there)]
             penalty[(slice(None), *i)] = o13.reshape(labels, contexts).min(1)
-        q = np.exp(unary - penalty)
+        said = straight_sum(q, window[0], [1.3 if temporal else 0.0], SCENE.trajectory)
+        q = np.exp(unary - penalty + said)
         q /= q.sum(0)
     agree(mrf(log_p, image, SCENE.flow()).exp()[0], q, 1e-9)
     assert np.abs(q - np.exp(unary)).max() > 0.05
@@ -397,7 +399,7 @@ def test_gradients_entry_by_entry(kernel, implementation, double_default):
     with torch.no_grad():
         mrf.label_contexts.weight.normal_()
         mrf.triple_penalty.frame_weights.fill_(0.6)
-        mrf.triple_penalty.link_weights.fill_(-0.7)
+        mrf.trajectory_weights.fill_(-0.7)
     log_p, image = torch.randn(1, 2, 3, 1, 3, requires_grad=True), (0.1 * torch.rand(1, 1, 3, 1, 3)).requires_grad_()
     flow = random_flow(1, 3, (1, 3), reach=0.4)
     names, values = zip(*mrf.named_parameters(), strict=True)
@@ -491,10 +493,10 @@ def test_inflated_it_learns_from_the_first_step(chosen, linked):
     optimiser = torch.optim.SGD(mrf.parameters(), lr=0.1)
     functional.nll_loss(mrf(log_p, image, random_flow(2, 4, (5, 6)) if linked else None), truth).backward()
     assert mrf.triple_penalty.frame_weights.grad.abs().min() > 1e-8
-    assert mrf.triple_penalty.link_weights.grad.abs().min() > 1e-8
+    assert mrf.trajectory_weights.grad.abs().min() > 1e-8
     optimiser.step()
     assert mrf.triple_penalty.frame_weights.abs().min() > 0
-    assert mrf.triple_penalty.link_weights.abs().min() > 0
+    assert mrf.trajectory_weights.abs().min() > 0
     if mrf.label_contexts is not None:
         assert mrf.label_contexts.weight[:, :, [0, 2]].abs().amax((0, 1, 3, 4)).min() > 0
 
@@ -601,7 +603,7 @@ def inflated(frames=5, kernel="gaussian", **settings):
     with torch.no_grad():
         flat.label_contexts.weight.normal_(std=0.3)
         clips = flat.inflate(frames, 1)
-        clips.triple_penalty.link_weights.copy_(torch.tensor([0.7, -0.4, 0.2])[: frames // 2])
+        clips.trajectory_weights.copy_(torch.tensor([0.7, -0.4, 0.2])[: frames // 2])
     return clips
 
 
@@ -620,24 +622,22 @@ def test_frame_weights_of_zero_cost_no_windows(gate, kernel, agree):
             agree(clips(log_p, image, flow), slow, 1e-9)
 
 
-@pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_the_trajectory_adds(gate, dtype, agree):
+def test_what_the_trajectory_adds(dtype, agree):
     from deepmrf.ops.linked import Way, add_linked, add_linked_reference, suits
 
     log_p, _, flow = steady_clip(dtype=dtype)
     q, t = log_p.exp(), torch.rand(2, 3, 17, 22, dtype=dtype)
-    own = q[:, :, 4] if gate else None
     ways = [
         Way(torch.tensor(0.3 * dt), q[:, :, 4 + dt], way[:, :, 0], reliable[:, :, 0])
         for dt, (way, reliable) in flow.trajectories(2, 1, slice(4, 5)).items()
     ]
     with torch.no_grad():
-        expected = add_linked_reference(t, ways, own)
+        expected = add_linked_reference(t, ways)
         assert suits(t, ways)
         with ops.use("torch"):
-            agree(linking.add_along(t, ways, own), expected, 1e-5 if dtype == torch.float32 else 1e-12)
-        agree(add_linked(t, ways, own), expected, 1e-5 if dtype == torch.float32 else 1e-12)
+            agree(linking.add_along(t, ways), expected, 1e-5 if dtype == torch.float32 else 1e-12)
+        agree(add_linked(t, ways), expected, 1e-5 if dtype == torch.float32 else 1e-12)
     assert not suits(t, ways)  # gradients could be wanted
 
 

@@ -496,7 +496,7 @@ def test_what_is_frozen_stays_frozen_in_copies(make, copied):
     half = make(3).requires_grad_(True)
     half.label_contexts.requires_grad_(False)
     for name, parameter in copied(half).named_parameters():
-        assert parameter.requires_grad == name.startswith("triple_penalty"), name
+        assert parameter.requires_grad == name.startswith(("triple_penalty", "trajectory_weights")), name
 
 
 def test_iterations_may_be_set_later(agree):

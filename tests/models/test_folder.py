@@ -224,7 +224,7 @@ def with_video(frames=5):
     model = DeepParsingNetwork(model.unary, mean_field, LABELS).eval()
     torch.nn.init.normal_(mean_field.label_contexts.weight)
     part = VideoPart(frames, 1.25)
-    part.link_weights.copy_(torch.arange(len(part.link_weights)) + 0.5)
+    part.trajectory_weights.copy_(torch.arange(len(part.trajectory_weights)) + 0.5)
     return model, part
 
 
@@ -252,10 +252,10 @@ def test_the_part_for_video_is_saved_and_images_are_as_before(tmp_path):
         expected = model.inflate(5, 1)
         expected.mean_field.temperature = 1.25
         with torch.no_grad():
-            expected.mean_field.triple_penalty.link_weights.copy_(part.link_weights)
+            expected.mean_field.trajectory_weights.copy_(part.trajectory_weights)
             assert torch.equal(for_video(clip), expected(clip))
         assert VideoPart.of(for_video.mean_field).settings == part.settings
-        assert torch.equal(VideoPart.of(for_video.mean_field).link_weights, part.link_weights)
+        assert torch.equal(VideoPart.of(for_video.mean_field).trajectory_weights, part.trajectory_weights)
     model.video.allows_bfloat16 = True
     write_model(model, tmp_path / "with")
     assert read_model(tmp_path / "with").video.settings == {"frames": 5, "temperature": 1.25, "allows_bfloat16": True}
@@ -286,12 +286,29 @@ def test_a_damaged_part_for_video_is_refused(tmp_path, change, says):
         read_model(tmp_path)
 
 
+@pytest.mark.parametrize("change", [lambda m: setattr(m, "video", VideoPart(5)), lambda m: m])
+def test_links_of_an_earlier_version_are_refused(tmp_path, change):
+    """Their weights had another meaning, so that the same numbers would give other labels."""
+    model, _ = with_video()
+    model = change(model) or model
+    if model.video is None:
+        model = model.inflate(3, 1)
+    write_model(model, tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    assert config["format"] == 3
+    (tmp_path / CONFIG).write_text(json.dumps(config | {"format": 2}))
+    with pytest.raises(
+        ValueError, match="written by an earlier deepmrf, whose links between frames had another meaning"
+    ):
+        read_model(tmp_path)
+
+
 def test_weights_of_the_part_for_video_are_finite(tmp_path):
     model, part = with_video()
     model.video = part
-    model.video.link_weights[0] = torch.inf
+    model.video.trajectory_weights[0] = torch.inf
     write_model(model, tmp_path)
-    with pytest.raises(ValueError, match="link_weights holds NaN, infinity"):
+    with pytest.raises(ValueError, match="trajectory_weights holds NaN, infinity"):
         read_model(tmp_path)
 
 

@@ -98,7 +98,7 @@ def test_links_alone_leave_the_rest_as_it_was(recipe, tmp_path, start):
     assert result.exit_code == 0, result.output
     trained, before = read_model(out / "model"), read_model(start).inflate()
     moved = {name for name, value in trained.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
-    assert moved == {f"mean_field.triple_penalty.{name}_weights" for name in ("frame", "link")}
+    assert moved == {"mean_field.triple_penalty.frame_weights", "mean_field.trajectory_weights"}
     single = type_in(
         "train", recipe, "-o", tmp_path / "b", "--set", 'stage.mrf.learn=["links"]', "--set", "clips.frames=1"
     )
@@ -119,10 +119,10 @@ def test_links_become_the_part_for_video_of_the_start(recipe, tmp_path, start, d
     assert result.exit_code == 0, result.output
     trained, before = read_model(out / "model"), read_model(start)
     states = [model.state_dict() for model in (trained, before)]
-    assert set(states[0]) - set(states[1]) == {"video.frame_weights", "video.link_weights"}
+    assert set(states[0]) - set(states[1]) == {"video.frame_weights", "video.trajectory_weights"}
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
     assert trained.video.settings == {"frames": 3, "temperature": 1.5}
-    assert (trained.video.link_weights != 0).all()
+    assert (trained.video.trajectory_weights != 0).all()
     assert not trained.video.frame_weights.any()
     assert trained.card.recipe["video"]["clips"]["attach"]
     scores = json.loads((out / "metrics.json").read_text())["val"]["temperature 1.5"]

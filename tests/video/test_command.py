@@ -240,7 +240,7 @@ def test_a_model_of_clips(type_in, film, pictures, model_folder):
 def test_a_model_of_images_with_a_part_for_video(type_in, film, pictures, model_folder):
     model = read_model(model_folder)
     model.video = VideoPart(3)
-    model.video.link_weights.fill_(0.5)
+    model.video.trajectory_weights.fill_(0.5)
     model.save_pretrained("both")
     film("drive.mov", pictures(6, (32, 48)))
     assert "Wrote out.mp4 (6 frames)." in type_in("drive.mov", "-m", "both", "-o", "out.mp4")

@@ -57,7 +57,7 @@ def linking_model(model_folder):
     model = read_model(model_folder)
     torch.nn.init.normal_(model.mean_field.label_contexts.weight, std=0.3)
     model.video = VideoPart(5)
-    model.video.link_weights.fill_(2.0)
+    model.video.trajectory_weights.fill_(2.0)
     return model.eval()
 
 

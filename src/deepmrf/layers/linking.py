@@ -68,20 +68,15 @@ class Links:
             layer = layer if keep else torch.where(reliable, layer, 0)
         return layer
 
-    def add(self, t: Tensor, q: Tensor, weights: Mapping[int, Tensor], span: slice, gate: bool) -> Tensor:
-        """t (B * frames, L, H, W) plus weights[dt] times the pixel of q on the trajectory, dt frames away, over dt.
-
-        gate: times q (B, L, T, H, W) of the pixel itself.
-        """
-        own = self.layer(q, 0, span)
+    def add(self, maps: Tensor, q: Tensor, weights: Mapping[int, Tensor], span: slice) -> Tensor:
+        """maps (B * frames, L, H, W) plus, over dt, weights[dt] times q (B, L, T, H, W) on the trajectory."""
         if self.trajectories is None:
-            total = sum((weight * self.layer(q, dt, span) for dt, weight in weights.items()), torch.zeros_like(own))
-            return t + (own * total if gate else total)
+            return sum((weight * self.layer(q, dt, span) for dt, weight in weights.items()), maps)
         ways = [
             Way(weight, fold(frames_at(q, span.start + dt, span.stop + dt)), *self._link(dt, span))
             for dt, weight in weights.items()
         ]
-        return add_along(t, ways, own if gate else None)
+        return add_along(maps, ways)
 
     def _link(self, dt: int, span: slice) -> Link:
         """The flow (B * frames, 2, H, W) from the frames in `span` to those dt frames away, and its reliability."""
@@ -104,14 +99,13 @@ class Links:
         return torch.cat(results, 2) if len(results) > 1 else results[0]
 
 
-def add_along(t: Tensor, ways: Sequence[Way], gate: Tensor | None = None) -> Tensor:
-    """t (B, L, H, W) plus what the pixels on the trajectories add: the equation of ops/linked.py.
+def add_along(maps: Tensor, ways: Sequence[Way]) -> Tensor:
+    """maps (B, L, H, W) plus what the pixels on the trajectories add: the equation of ops/linked.py.
 
-    gate: q (B, L, H, W), or None without the gate. Without gradients it may overwrite t.
+    Without gradients it may overwrite maps.
     """
-    if linked.suits(t, ways):
-        return linked.add_linked(t.contiguous(), ways, gate)
-    total = torch.zeros_like(t)
+    if linked.suits(maps, ways):
+        return linked.add_linked(maps.contiguous(), ways)
     for way in ways:
-        total = torch.addcmul(total, way.weight, torch.where(way.reliable, warp(way.maps, way.flow), 0))
-    return t + (total if gate is None else gate * total)
+        maps = torch.addcmul(maps, way.weight, torch.where(way.reliable, warp(way.maps, way.flow), 0))
+    return maps

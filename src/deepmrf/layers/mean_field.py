@@ -11,8 +11,12 @@
 More than one iteration replaces p by q in t; p stays the unary term.
 
 In clips (dims=3, the first axis is time), a pixel's neighbours in other frames are those at the same position (a rigid
-cube) or, with `flow`, those on its trajectory (linking.py). `inflate` turns a trained layer for images into one for
-clips, which at first returns the same for each frame.
+cube) or, with `flow`, those on its trajectory (linking.py). With `temporal`, b15 also asks the pixel i' that shows the
+same thing dt frames away, on the trajectory:
+
+    log q[u, i] = log_softmax( ln p[u, i] - o14[u, i] + sum over dt of trajectory_weights[|dt| - 1] q[u, i'] )
+
+`inflate` turns a trained layer for images into one for clips, which at first returns the same for each frame.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf.flow import Flow
-from deepmrf.flow.clip import Link
+from deepmrf.flow.clip import Link, fold
 from deepmrf.layers import energy
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import (
@@ -42,9 +46,10 @@ from deepmrf.layers.inputs import (
     warn_of_scores,
 )
 from deepmrf.layers.label_contexts import INITIAL_WEIGHT, LabelContexts, default_context_size
-from deepmrf.layers.linking import Links
+from deepmrf.layers.linking import Links, add_along
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty, default_window
 from deepmrf.ops.lattice.mean_field import mean_field as dense_mean_field
+from deepmrf.ops.linked import Way
 from deepmrf.ops.registry import needs_gradient
 from deepmrf.ops.softmax import exp, log, log_softmax_of_difference, negative, softmax
 from deepmrf.ops.window import Reach, reaches
@@ -141,6 +146,8 @@ class MeanField(nn.Module):
             self.label_contexts.reset_parameters(INITIAL_WEIGHT / self.triple_penalty.gain)
         else:
             nn.init.zeros_(self.triple_penalty.scale)  # o14 = t must start at zero
+        if temporal:
+            self.trajectory_weights = nn.Parameter(torch.zeros_like(self.triple_penalty.frame_weights))
 
     @property
     def iterations(self) -> int:
@@ -272,8 +279,9 @@ class MeanField(nn.Module):
         q = self._probabilities(unary)
         unary = unary if wanted is None else unary[:, :, wanted]
         for iteration in range(self.iterations):
-            t = self.triple_penalty(exp(log_q) if iteration else q, image, norms, links)  # b12
-            log_q = self._update(unary, t, links)
+            q = exp(log_q) if iteration else q
+            t = self.triple_penalty(q, image, norms, links)  # b12
+            log_q = self._update(unary, t, links, q)
         return log_q if frames is None or wanted is not None else log_q[:, :, frames]
 
     def _frames_are_independent(self) -> bool:
@@ -304,9 +312,33 @@ class MeanField(nn.Module):
         q = dense_mean_field(energy, pairs.terms(compatibility.to(energy), smooth_weight), self.iterations)
         return log(q).view(unary.shape)
 
-    def _update(self, unary: Tensor, t: Tensor, links: Links | None = None) -> Tensor:
+    def _update(self, unary: Tensor, t: Tensor, links: Links | None = None, q: Tensor | None = None) -> Tensor:
         penalty = t if self.label_contexts is None else self.label_contexts(t, links)  # b13, b14
+        if links is not None and q is not None and self._asks_trajectories():
+            penalty = self._less_trajectories(penalty, q, links)
         return log_softmax_of_difference(unary, penalty)  # b15
+
+    def _asks_trajectories(self) -> bool:
+        """Do the pixels on trajectories weigh anything, or may training change that?"""
+        if not self.triple_penalty.temporal:
+            return False
+        weights = self.trajectory_weights
+        return torch.compiler.is_compiling() or needs_gradient(weights) or bool(weights.any())
+
+    def _less_trajectories(self, penalty: Tensor, q: Tensor, links: Links) -> Tensor:
+        """o14 (B, L, T, H, W) of the wanted frames, less what the pixels on their trajectories say of each label."""
+        before, after = links.reach(reaches(self.triple_penalty.window)[0])
+        weights = {dt: -self.trajectory_weights[abs(dt) - 1] for dt in range(-before, after + 1) if dt}
+        first = links.wanted.start
+
+        def run(span: slice) -> Tensor:
+            return links.add(fold(penalty[:, :, span.start - first : span.stop - first]), q, weights, span)
+
+        return links.over(q, q.shape[1] * (1 + len(weights)), run)
+
+    def over_time(self) -> list[nn.Parameter]:
+        """The parameters that only weigh other frames: none without `temporal`."""
+        return [self.triple_penalty.frame_weights, self.trajectory_weights] if self.triple_penalty.temporal else []
 
     def links_frames_alone(self) -> bool:
         """Do the frames of a clip meet on trajectories alone? Then `linked_frame` computes one by itself."""
@@ -321,9 +353,11 @@ class MeanField(nn.Module):
         links: the flow to them (B, 2, H, W) and where it is reliable (B, 1, H, W), {dt: (flow, reliable)}.
         """
         with torch.autocast(log_p.device.type, enabled=False):
-            t = self.triple_penalty.of_frame(beliefs, image, links)
+            t = self.triple_penalty.of_frame(beliefs[0][:, :, None], None if image is None else image[:, :, None])
+            penalty = (t if self.label_contexts is None else self.label_contexts(t, Links(1)))[:, :, 0]
+            ways = [Way(-self.trajectory_weights[abs(dt) - 1], beliefs[dt], *link) for dt, link in links.items()]
             unary = self.tempered(log_p.to(t.dtype))
-            return self._update(unary[:, :, None], t[:, :, None], Links(1))[:, :, 0].to(log_p.dtype)
+            return log_softmax_of_difference(unary, add_along(penalty, ways)).to(log_p.dtype)
 
     def energy(self, labels: Tensor, log_p: Tensor, image: Tensor | None = None) -> Tensor:
         """Return the paper's E(y) of label maps (B, *S), a number per image (B,); energy.py says how pairs count."""
@@ -352,7 +386,7 @@ class MeanField(nn.Module):
         """Return a layer for clips (B, L, T, H, W) whose centre slice has the weights of this layer for images.
 
         Untrained, it returns for every frame what this layer returns, with a flow and without: other frames have weight
-        zero in b12 (frame_weights, link_weights) and b13 (patterns). All of them get gradients from the first step on.
+        zero in b12 (frame_weights), b13 (patterns) and b15 (trajectory_weights). All get gradients from the first step.
         window_frames, context_frames: number of frames that b12 and b13 see; 2 is the frame and the one before it.
         frame_spacing: how many pixels of distance a frame counts as. In the Gaussian kernel it only scales
         frame_weights, which are learned; in the distance kernel it adds to d(j, z).
@@ -369,8 +403,7 @@ class MeanField(nn.Module):
             settings["context_size"] = [context_frames, *contexts.size]
         inflated = MeanField(**settings).to(old.scale)
         new = inflated.triple_penalty
-        zeros = torch.zeros_like(new.frame_weights)
-        new.load_state_dict(old.state_dict() | {"frame_weights": zeros, "link_weights": zeros})
+        new.load_state_dict(old.state_dict() | {"frame_weights": torch.zeros_like(new.frame_weights)})
         # The window's number of pixels and its corner now count frames: cancel that.
         new.scale.mul_(old.pixel_share / new.pixel_share)
         if old.kernel == "distance":

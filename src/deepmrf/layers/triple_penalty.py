@@ -14,9 +14,8 @@ The factor q[v, j] is the gate; gate=False drops it. `average` divides the sum b
 `weights` returns w1, w2 and b as they enter the plain sum.
 
 In clips (`temporal`, the first axis is time), a pixel dt frames away has the weight frame_weights[|dt| - 1]. `links`
-bring the frames of a window onto j's trajectory (linking.py). The pixel j' on the trajectory shows the same thing as j,
-but is one of hundreds in the window. So it also adds scale * link_weights[|dt| - 1] * q[v, j'] to t, divided by the
-number of frames with `average`. The first number of `spacing` is the distance of two frames, in pixels.
+bring the frames of a window onto j's trajectory (linking.py). The first number of `spacing` is the distance of two
+frames, in pixels.
 
 The operators and their slow references: ops/distance, ops/gaussian, ops/learned.py.
 """
@@ -24,7 +23,7 @@ The operators and their slow references: ops/distance, ops/gaussian, ops/learned
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Literal
 
@@ -32,11 +31,9 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf import ops
-from deepmrf.flow.clip import Link
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import check_count, check_image, check_maps, check_real
-from deepmrf.layers.linking import Links, add_along
-from deepmrf.ops.linked import Way
+from deepmrf.layers.linking import Links
 from deepmrf.ops.registry import needs_gradient
 from deepmrf.ops.window import reaches, sizes
 
@@ -125,16 +122,13 @@ class TriplePenalty(nn.Module):
 
         radii = [max(m // 2, 1) * step for m, step in zip(self.window, self.spacing, strict=True)]
         pixels, corner = math.prod(self.window), sum(radius * radius for radius in radii)
-        # What `average` multiplies the sum, |j - z|^2 and the sum over frames by.
-        self.pixel_share, self.corner_share, self.frame_share = 1.0, 1.0, 1.0
-        if self.average:
-            self.pixel_share, self.corner_share, self.frame_share = 1 / pixels, 1 / corner, 1 / self.window[0]
+        # What `average` multiplies the sum and |j - z|^2 by.
+        self.pixel_share, self.corner_share = (1 / pixels, 1 / corner) if self.average else (1.0, 1.0)
         self.gain = 1.0 if self.average else pixels * corner
         """How much larger t can be than with `average`."""
         self.scale, self.shift = scalar(1), scalar(0)
         if self.temporal:
             self.frame_weights = nn.Parameter(torch.ones(max(reaches(self.window)[0])))  # of |dt| = 1, 2, ...
-            self.link_weights = nn.Parameter(torch.zeros_like(self.frame_weights))
         if self.kernel == "distance":
             self.colour, self.position = scalar(1), scalar(1)
         elif self.kernel in ("gaussian", "global"):
@@ -163,7 +157,7 @@ class TriplePenalty(nn.Module):
             norms = self.norms(q, features, links)
         if links is None and not self.temporal:
             return self._penalty(q, features, norms)
-        return self._over_stacks(self._penalty, q, features, norms, links, add_links=self.temporal)
+        return self._over_stacks(self._penalty, q, features, norms, links)
 
     def weights(self) -> Tensor:
         """What multiplies each term of the plain sum, and what is added: (w1, w2, b), or (w, b) for the Gaussian."""
@@ -175,10 +169,6 @@ class TriplePenalty(nn.Module):
     def widths(self) -> Tensor:
         """The Gaussian kernel's bandwidths (a, b)."""
         return torch.stack([self.log_colour_width, self.log_position_width]).exp()
-
-    def over_time(self) -> list[nn.Parameter]:
-        """The parameters that only weigh other frames: none without `temporal`."""
-        return [self.frame_weights, self.link_weights] if self.temporal else []
 
     def _penalty(self, q: Tensor, features: Tensor, norms: Norms | None, frame: int | None = None) -> Tensor:
         """t at every pixel or, in a stack of frames, at the pixels of `frame`."""
@@ -247,16 +237,13 @@ class TriplePenalty(nn.Module):
         features: Tensor,
         norms: Norms | None,
         links: Links | None,
-        add_links: bool = False,
     ) -> Tensor:
-        """penalty(q, features, norms, frame) on the stack around every frame; add_links: plus what link_weights add."""
+        """penalty(q, features, norms, frame) on the stack around every frame."""
         links = links or Links(q.shape[2])
-        full = links.reach(reaches(self.window)[0])
-        before, after = reach = full if self.sees_windows_of_other_frames() else (0, 0)
+        before, after = reach = links.reach(reaches(self.window)[0]) if self.sees_windows_of_other_frames() else (0, 0)
         if features.dtype == torch.uint8 and reach != (0, 0):
             features = features.to(q.dtype) / 255
         distances = torch.arange(-before, after + 1, device=q.device).abs()  # |dt| of each frame of a stack
-        link_weights = {dt: self._link_weight(dt) for dt in range(-full[0], full[1] + 1) if dt and add_links}
 
         def run(span: slice) -> Tensor:
             weighted = links.stack(q, reach, span)
@@ -267,25 +254,17 @@ class TriplePenalty(nn.Module):
             if norms is not None:
                 assert not isinstance(norms, AllPairs)  # the global kernel has no frames
                 stacked_norms = tuple(None if norm is None else links.stack(norm, reach, span) for norm in norms)
-            t = penalty(weighted, links.stack(features, reach, span, keep=True), stacked_norms, before)
-            return links.add(t, q, link_weights, span, self.gate) if link_weights else t
+            return penalty(weighted, links.stack(features, reach, span, keep=True), stacked_norms, before)
 
         return links.over(q, (q.shape[1] + features.shape[1]) * len(distances), run)
 
-    def _link_weight(self, dt: int) -> Tensor:
-        """What multiplies q of the pixel on the trajectory, dt frames away."""
-        return self.scale * self.frame_share * self.link_weights[abs(dt) - 1]
-
-    def of_frame(self, q: Mapping[int, Tensor], image: Tensor | None, links: Mapping[int, Link]) -> Tensor:
-        """t (B, L, H, W) of one frame, where windows of other frames weigh nothing: MeanField.linked_frame."""
-        own = q[0][:, :, None]
-        stack = None if image is None or not self.features else image[:, :, None]
-        t = self._penalty(own, check_image(stack, own, self.features, self.dims), None, 0)
-        ways = [Way(self._link_weight(dt), q[dt], *link) for dt, link in links.items()]
-        return add_along(t, ways, q[0] if self.gate else None) if ways else t
+    def of_frame(self, q: Tensor, image: Tensor | None) -> Tensor:
+        """t (B, L, 1, H, W) of a frame (B, L, 1, H, W), where windows of other frames weigh nothing."""
+        features = check_image(image if self.features else None, q, self.features, self.dims)
+        return self._penalty(q, features, None, 0)[:, :, None]
 
     def sees_windows_of_other_frames(self) -> bool:
-        """Do windows in other frames weigh anything, or may training change that? The trajectory counts by itself."""
+        """Do windows in other frames weigh anything, or may training change that?"""
         if not self.temporal or torch.compiler.is_compiling() or needs_gradient(self.frame_weights):
             return True
         return bool(self.frame_weights.any())

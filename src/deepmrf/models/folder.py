@@ -1,7 +1,7 @@
 """Model folders: config.json and model.safetensors. Only this module reads and writes them.
 
 config.json of a whole model                        of an MRF alone, as `deepmrf fit` writes it
-    format       1, or 2 with "video"                   format       1
+    format       1; 3 for clips or with "video"         format       1 or 3
     unary        {"network": name, "options": {...}}, or {"network": null, "options": {...}, "source": {...}}
     mean_field   MeanField's arguments, or null         mean_field   MeanField's arguments
     video        VideoPart's arguments; may be missing
@@ -43,8 +43,8 @@ from deepmrf.layers import MeanField
 from deepmrf.models.schema import MEAN_FIELD, VIDEO, WRAPPER, check_settings, network_schema, shortened, skeleton
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FORMAT, FORMAT_WITHOUT_VIDEO = 2, 1
-"""Raised when older versions can no longer read a saved config. Models without a part for video have the older one."""
+FORMAT, FORMAT_OF_IMAGES = 3, 1
+"""Raised when older versions can no longer read a saved config. Models of single images have the older one."""
 MAX_CONFIG_BYTES = 2**24
 MAX_MRF_WEIGHT = 1e12
 MAX_LOG_WIDTH = 40.0
@@ -112,9 +112,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     missing = [key for key in ("format", "unary", "mean_field", "labels", "metrics", "recipe") if key not in config]
     if missing:
         raise ValueError(damaged(folder, f"{CONFIG} has no {missing[0]!r}"))
-    _check_format(folder, config)
     if not isinstance(config["mean_field"], dict | None):
         raise ValueError(damaged(folder, f"{CONFIG} describes no mean field"))
+    _check_format(folder, config)
     return config
 
 
@@ -210,8 +210,8 @@ def check_mrf_folder(folder: Path) -> None:
 def write_mrf(folder: Path, mean_field: MeanField, config: Mapping[str, Any]) -> None:
     """Write an MRF alone; `config` holds what to save besides its settings: labels, metrics, ..."""
     check_mrf_folder(folder)
-    described = {"format": FORMAT_WITHOUT_VIDEO, "mean_field": mean_field.settings, **config}
-    write_folder(folder, described, mean_field.state_dict())
+    described = {"mean_field": mean_field.settings, **config}
+    write_folder(folder, {"format": format_of(described), **described}, mean_field.state_dict())
 
 
 def read_mrf(folder: Path) -> tuple[MeanField, dict[str, Any]]:
@@ -253,7 +253,18 @@ def _parse(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def format_of(config: Mapping[str, Any]) -> int:
+    """The format of a model with this config."""
+    mean_field = config["mean_field"] or {}
+    return FORMAT if config.get("video") or mean_field.get("temporal") else FORMAT_OF_IMAGES
+
+
 def _check_format(folder: Path, config: Mapping[str, Any]) -> None:
     number = config.get("format", 0)
     if not isinstance(number, int) or number > FORMAT:
         raise ValueError(f"{folder / CONFIG} has format {number!r}, newer than {FORMAT}: upgrade deepmrf.")
+    if number < format_of(config):
+        raise ValueError(
+            f"{folder} was written by an earlier deepmrf, whose links between frames had another meaning: "
+            "train its links again, as recipes/camvid-3d.toml does, or give the model before it had them."
+        )

@@ -32,12 +32,11 @@ from deepmrf.flow.clip import fold, unfold
 from deepmrf.layers import MeanField
 from deepmrf.layers.inputs import readable, warn_of_logits
 from deepmrf.models.folder import (
-    FORMAT,
-    FORMAT_WITHOUT_VIDEO,
     check_config,
     check_mrf_weights,
     download,
     first_line,
+    format_of,
     read_config,
     read_weights,
     refusing_damage,
@@ -224,8 +223,7 @@ class DeepParsingNetwork(
     def config(self) -> dict[str, Any]:
         """All that rebuilds the model, as plain JSON; folder.py lists the keys."""
         video = {} if self.video is None else {"video": self.video.settings}
-        return {
-            "format": FORMAT if video else FORMAT_WITHOUT_VIDEO,
+        config = {
             "unary": self._unary_config(),
             "mean_field": None if self.mean_field is None else self.mean_field.settings,
             **video,
@@ -233,6 +231,7 @@ class DeepParsingNetwork(
             "metrics": self.card.metrics,
             "recipe": self.card.recipe,
         }
+        return {"format": format_of(config), **config}
 
     def _unary_config(self) -> dict[str, Any]:
         if isinstance(self.unary, unaries.NETWORKS):

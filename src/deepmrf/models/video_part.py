@@ -3,7 +3,7 @@
     model.video = VideoPart.of(clips.mean_field)     # the links that a model for clips has learned
     model.for_video()                                # a model for clips: the same network, a mean field over frames
 
-It holds the weights of other frames by their distance in time (`TriplePenalty.over_time`), the number of frames that a
+It holds the weights of other frames by their distance in time (`MeanField.over_time`), the number of frames that a
 window spans, the temperature for videos, and whether the network may compute in bfloat16 there. The rest is the model's
 own, so that images and videos share all else.
 """
@@ -28,7 +28,7 @@ class VideoPart(nn.Module):
     """
 
     frame_weights: Tensor
-    link_weights: Tensor
+    trajectory_weights: Tensor
 
     def __init__(self, frames: int, temperature: float = 1.0, allows_bfloat16: bool = False) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class VideoPart(nn.Module):
             raise ValueError(f"frames={frames!r} must be how many frames a window spans, at least 2.")
         self.frames, self.temperature, self.allows_bfloat16 = frames, check_temperature(temperature), allows_bfloat16
         distances = max(reaches([frames])[0])
-        for name in ("frame_weights", "link_weights"):
+        for name in ("frame_weights", "trajectory_weights"):
             self.register_buffer(name, torch.zeros(distances))
 
     @classmethod
@@ -49,8 +49,8 @@ class VideoPart(nn.Module):
                 "become the part for video: inflate the model with context_frames=1, and train its links."
             )
         part = cls(mean_field.triple_penalty.window[0], mean_field.temperature)
-        for name in ("frame_weights", "link_weights"):
-            getattr(part, name).copy_(getattr(mean_field.triple_penalty, name).detach())
+        part.frame_weights.copy_(mean_field.triple_penalty.frame_weights.detach())
+        part.trajectory_weights.copy_(mean_field.trajectory_weights.detach())
         return part
 
     @property
@@ -64,6 +64,6 @@ class VideoPart(nn.Module):
         """A mean field for images as one over frames, with these weights."""
         clips = mean_field.inflate(self.frames, 1)
         clips.temperature = self.temperature
-        for name in ("frame_weights", "link_weights"):
-            getattr(clips.triple_penalty, name).copy_(getattr(self, name))
+        clips.triple_penalty.frame_weights.copy_(self.frame_weights)
+        clips.trajectory_weights.copy_(self.trajectory_weights)
         return clips

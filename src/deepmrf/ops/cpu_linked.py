@@ -107,11 +107,11 @@ def sample_rows(
 
 
 @compiled
-def add_rows(out: Array, sampled: Array, gate: bool, own: Array, top: int, bottom: int) -> None:
-    """Rows top .. bottom - 1 of out (L, H, W) += sampled (bottom - top, W, L). gate: times own (L, H, W)."""
+def add_rows(out: Array, sampled: Array, top: int, bottom: int) -> None:
+    """Rows top .. bottom - 1 of out (L, H, W) += sampled (bottom - top, W, L)."""
     labels, _, width = out.shape
     for y in range(top, bottom):
         for label in range(labels):
-            row, factors, added = out[label, y], own[label, y], sampled[y - top, :, label]
+            row, added = out[label, y], sampled[y - top, :, label]
             for x in range(width):
-                row[x] += factors[x] * added[x] if gate else added[x]
+                row[x] += added[x]

@@ -1,12 +1,12 @@
-"""Trajectories on the CPU: what the pixels on them add to b12, where a flow is reliable, and where it leads next.
+"""Trajectories on the CPU: what the pixels on them add, where a flow is reliable, and where it leads next.
 
-    t[v, j] += g * sum over dt of w_dt * r_dt(j) * q_dt[v, j + f_dt(j)],     g = q[v, j] with the gate, else 1
+    out[v, j] += sum over dt of w_dt * r_dt(j) * q_dt[v, j + f_dt(j)]
 
 q_dt is the frame dt frames away, f_dt the flow to it and r_dt its reliability, 1 or 0. Between pixels q is interpolated
 bilinearly. The maps of other frames are read where they lie: no warped maps are written.
 
 Where gradients are needed or numba is missing, PyTorch computes the same, in layers/linking.py and in flow.
-Shapes: B frames whose t is computed, L labels, H, W.
+Shapes: B frames whose maps are computed, L labels, H, W.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Way(NamedTuple):
     """r_dt (B, 1, H, W) of bool."""
 
 
-def add_linked_reference(t: Tensor, ways: Sequence[Way], gate: Tensor | None = None) -> Tensor:
+def add_linked_reference(out: Tensor, ways: Sequence[Way]) -> Tensor:
     """The equation above, pixel by pixel. For readers and tests only; arguments as those of `add_linked`."""
-    result = t.clone()
-    images, _, height, width = t.shape
+    result = out.clone()
+    images, _, height, width = out.shape
     for way, b, y, x in itertools.product(ways, range(images), range(height), range(width)):
         if not way.reliable[b, 0, y, x]:
             continue
@@ -51,50 +51,48 @@ def add_linked_reference(t: Tensor, ways: Sequence[Way], gate: Tensor | None = N
         right, bottom = min(left + 1, width - 1), min(top + 1, height - 1)
         upper = (1 - at_x + left) * way.maps[b, :, top, left] + (at_x - left) * way.maps[b, :, top, right]
         lower = (1 - at_x + left) * way.maps[b, :, bottom, left] + (at_x - left) * way.maps[b, :, bottom, right]
-        added = way.weight * ((1 - at_y + top) * upper + (at_y - top) * lower)
-        result[b, :, y, x] += added if gate is None else added * gate[b, :, y, x]
+        result[b, :, y, x] += way.weight * ((1 - at_y + top) * upper + (at_y - top) * lower)
     return result
 
 
-def suits(t: Tensor, ways: Sequence[Way]) -> bool:
+def suits(out: Tensor, ways: Sequence[Way]) -> bool:
     """Can `add_linked` compute this? Real maps of one precision on the CPU, no gradients, and numba."""
     return (
         installed("numba")
         and forced() in (None, "numba")
-        and t.dtype in (torch.float32, torch.float64)
-        and all(way.maps.dtype == t.dtype for way in ways)
-        and unobserved(t, *[tensor for way in ways for tensor in (way.weight, way.maps)])
+        and out.dtype in (torch.float32, torch.float64)
+        and all(way.maps.dtype == out.dtype for way in ways)
+        and unobserved(out, *[tensor for way in ways for tensor in (way.weight, way.maps)])
     )
 
 
-def add_linked(t: Tensor, ways: Sequence[Way], gate: Tensor | None = None) -> Tensor:
-    """Add the sum above to t (B, L, H, W), in place. gate: q (B, L, H, W), or None without the gate."""
+def add_linked(out: Tensor, ways: Sequence[Way]) -> Tensor:
+    """Add the sum above to out (B, L, H, W), in place."""
     from deepmrf.ops.cpu_linked import add_rows, sample_rows
 
-    _, labels, height, width = t.shape
-    out = t.numpy()
-    own = out if gate is None else gate.contiguous().numpy()
+    images, labels, height, width = out.shape
+    added_to = out.numpy()
     arrays = [
         (
             float(way.weight),
             way.maps.permute(0, 2, 3, 1).contiguous().numpy(),
-            way.flow.to(t.dtype).contiguous().numpy(),
+            way.flow.to(out.dtype).contiguous().numpy(),
             way.reliable.contiguous().numpy(),
         )
         for way in ways
     ]
-    parts = list(itertools.product(range(len(t)), range(0, height, ROWS_PER_JOB)))
+    parts = list(itertools.product(range(images), range(0, height, ROWS_PER_JOB)))
 
     def job(index: int) -> None:
         b, top = parts[index]
         bottom = min(top + ROWS_PER_JOB, height)
-        sampled = np.zeros((bottom - top, width, labels), out.dtype)
+        sampled = np.zeros((bottom - top, width, labels), added_to.dtype)
         for weight, maps, flow, known in arrays:
             sample_rows(sampled, maps[b], flow[b], known[b], weight, top, bottom)
-        add_rows(out[b], sampled, gate is not None, own[b], top, bottom)
+        add_rows(added_to[b], sampled, top, bottom)
 
     run_jobs(job, len(parts))
-    return t
+    return out
 
 
 def suits_flow(*flows: Tensor) -> bool:

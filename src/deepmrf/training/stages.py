@@ -60,7 +60,7 @@ def _learnable(model: DeepParsingNetwork, stage: Stage) -> tuple[dict[str, nn.Mo
         if mrf.label_contexts is not None:
             parts["label_contexts"] = mrf.label_contexts
         if mrf.triple_penalty.temporal:
-            links = {"links": mrf.triple_penalty.over_time(), "trajectories": [mrf.triple_penalty.link_weights]}
+            links = {"links": mrf.over_time(), "trajectories": [mrf.trajectory_weights]}
     for name in stage.learn:
         if name in ("links", "trajectories") and not links:
             raise RecipeError(
@@ -76,6 +76,8 @@ def _set_learned(model: DeepParsingNetwork, stage: Stage) -> None:
     parts, links = _learnable(model, stage)
     for name, part in parts.items():
         part.requires_grad_(name in stage.learn)
+    for parameter in links.get("trajectories", []):
+        parameter.requires_grad_(False)
     for name in stage.learn:
         for parameter in links.get(name, []):
             parameter.requires_grad_(True)
