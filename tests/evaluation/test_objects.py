@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from deepmrf.cli import app
 from deepmrf.data import VOC, cityscapes, voc
 from deepmrf.evaluation.metrics import SegmentationMetrics
-from deepmrf.evaluation.objects import object_overlaps
+from deepmrf.evaluation.regions import object_overlaps
 from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
 
 

@@ -1,8 +1,7 @@
 """Evaluation: how good labels are.
 
 metrics       mIoU, TA, LA and BA of images
-regions       boxes and boundaries of regions, for LA and BA
-objects       LA by objects, where they are numbered
+regions       boxes and boundaries of regions, for LA and BA; boxes of objects, where they are numbered
 intervals     what an MRF adds, with its interval over images
 dice          scores of volumes
 temporal      temporal consistency of videos

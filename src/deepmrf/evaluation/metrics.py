@@ -13,8 +13,8 @@
 A class called "background" is no object. TA, LA and BA are means over the objects, as the paper's are; mIoU is over all
 classes, as the paper's is. Both means of all metrics are reported where there is a background.
 
-Void pixels (`ignore`) never count: no prediction under void changes a score. regions.py defines boxes and boundaries,
-objects.py LA by objects.
+Void pixels (`ignore`) never count: no prediction under void changes a score. regions.py defines boxes, boundaries
+and LA by objects, of which objects of the background are left out.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from deepmrf.data.colours import BACKGROUND
 from deepmrf.data.files import VOID
-from deepmrf.evaluation.objects import object_overlaps
-from deepmrf.evaluation.regions import boundary_precision, box_iou, boxes
+from deepmrf.evaluation.regions import boundary_precision, box_iou, boxes, object_overlaps
 from deepmrf.layers.inputs import check_count
 
 TAG_PIXELS = 16
 """Pixels of a class that tag an image with it: fewer are stray pixels, not an object."""
-BACKGROUND = "background"
-"""The name of the class that is no object."""
 LOCALISED_IOU = 0.5
 """Box IoU above which an object counts as correctly localised."""
 PER_CLASS = ("iou", "accuracy", "ta", "la", "ba")
 """Metrics of each class, in the order of tables."""
+OVER_OBJECTS = ("ta", "la", "ba", "la_objects")
+"""Metrics whose means leave the background out."""
 
 
 @dataclass
@@ -165,11 +165,9 @@ class SegmentationMetrics(Metric):
         objects: for LA by objects, the number of each pixel's object, 0 for none; shaped as the others.
         """
         prediction, target = self._checked(prediction, target)
-        for labels, truth in zip(prediction, target, strict=True):
-            self._add(labels, truth)
-        if objects is not None:
-            for labels, truth, numbers in zip(prediction, target, objects.to(target).view_as(target), strict=True):
-                self._add_objects(labels, truth, numbers)
+        numbers = [None] * len(target) if objects is None else objects.to(target).view_as(target)
+        for image in zip(prediction, target, numbers, strict=True):
+            self._add(*image)
 
     def compute(self) -> Scores:
         """Return the scores of all images so far, over all processes."""
@@ -177,31 +175,26 @@ class SegmentationMetrics(Metric):
         if not pairs.sum():
             raise ValueError("There is nothing to score: update the metrics with an image that is not all void first.")
         right, true, predicted = pairs.diagonal(), pairs.sum(1), pairs.sum(0)
-        # 0 / 0 is NaN: nothing to measure.
-        iou, accuracy = right / (true + predicted - right), right / true
-        ta = torch.where(self.ever_tagged > 0, self.right_tags.double(), math.nan) / self.images
-        la, ba = self.box_sum / self.box_count, self.boundary_sum / self.boundary_count
-        by_object = self.object_sum / self.object_count if self.object_count.any() else la[:0]
-        classes = object_classes(self.names)
-        over_objects = [
-            mean(values[classes].tolist()) if len(values) else math.nan for values in (ta, la, ba, by_object)
-        ]
+        per_class = {  # 0 / 0 is NaN: nothing to measure
+            "iou": right / (true + predicted - right),
+            "accuracy": right / true,
+            "ta": torch.where(self.ever_tagged > 0, self.right_tags.double(), math.nan) / self.images,
+            "la": self.box_sum / self.box_count,
+            "ba": self.boundary_sum / self.boundary_count,
+        }
+        if self.object_count.any():
+            per_class["la_objects"] = self.object_sum / self.object_count
+        objects = object_classes(self.names)
+        scores: dict[str, Any] = {f"{name}_per_class": tuple(values.tolist()) for name, values in per_class.items()}
+        for name in OVER_OBJECTS:
+            scores[name] = mean(per_class[name][objects].tolist()) if name in per_class else math.nan
         return Scores(
             names=self.names,
-            miou=mean(iou.tolist()),
+            miou=mean(scores["iou_per_class"]),
             pixel_accuracy=float(right.sum() / pairs.sum()),
-            mean_accuracy=mean(accuracy.tolist()),
-            ta=over_objects[0],
-            la=over_objects[1],
-            ba=over_objects[2],
-            iou_per_class=tuple(iou.tolist()),
-            accuracy_per_class=tuple(accuracy.tolist()),
-            ta_per_class=tuple(ta.tolist()),
-            la_per_class=tuple(la.tolist()),
-            ba_per_class=tuple(ba.tolist()),
+            mean_accuracy=mean(scores["accuracy_per_class"]),
             images=int(self.images),
-            la_objects=over_objects[3],
-            la_objects_per_class=tuple(by_object.tolist()),
+            **scores,
         )
 
     def _checked(self, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,7 +220,7 @@ class SegmentationMetrics(Metric):
                 )
         return prediction, target
 
-    def _add(self, prediction: Tensor, target: Tensor) -> None:
+    def _add(self, prediction: Tensor, target: Tensor, objects: Tensor | None) -> None:
         """Add one image (H, W)."""
         valid, void = target != self.ignore, self.labels
         counts = confusion(prediction, target, self.labels, self.ignore)
@@ -238,6 +231,8 @@ class SegmentationMetrics(Metric):
         self.ever_tagged += true_tag | tag
         self.box_count += true_tag
         target, prediction = torch.where(valid, target, void), torch.where(valid, prediction, void)
+        if objects is not None:
+            self._add_objects(prediction, target, torch.where(valid, objects, 0))
         both = (true_tag & tag).nonzero()[:, 0]  # classes that have two boxes, (C,)
         if not len(both):
             return
@@ -253,15 +248,7 @@ class SegmentationMetrics(Metric):
 
     def _add_objects(self, prediction: Tensor, target: Tensor, objects: Tensor) -> None:
         """Add the objects of one image (H, W) to LA by objects."""
-        valid, void = target != self.ignore, self.labels
-        if not valid.any():
-            return
-        labels, overlaps = object_overlaps(
-            torch.where(valid, prediction, void),
-            torch.where(valid, target, void),
-            torch.where(valid, objects, 0),
-            self.tag_pixels,
-        )
+        labels, overlaps = object_overlaps(prediction, target, objects, self.tag_pixels)
         counted = torch.isin(labels, torch.tensor(object_classes(self.names), device=labels.device))
         self.object_sum.index_add_(0, labels[counted], overlaps[counted])
         self.object_count += torch.bincount(labels[counted], minlength=self.labels)
