@@ -112,7 +112,7 @@ def test_pictures_are_spread_over_a_data_set():
 def test_pairs_that_meet_go_before_stronger_ones(model_folder, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("deepmrf.figures.contexts.patterns", lambda gains, pairs, *rest: drawn.append((gains, pairs)))
-    monkeypatch.setattr("deepmrf.evaluation.explain._Report._figure", lambda *_: "")
+    monkeypatch.setattr("deepmrf.evaluation.explain.Report._figure", lambda *_: "")
     monkeypatch.setattr(
         "deepmrf.evaluation.explain.layer_steps",
         lambda model, image: LayerSteps([("network", MET), ("model", MET)], np.zeros_like(MET)),

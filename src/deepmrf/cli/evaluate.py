@@ -89,7 +89,7 @@ def evaluate_command(
             write_scores,
         )
         from deepmrf.evaluation.pictures import Gallery
-        from deepmrf.evaluation.submission import check_submission, write_submission
+        from deepmrf.evaluation.submission import write_submission
         from deepmrf.predict.devices import chosen_device
         from deepmrf.predict.scales import combined
 
@@ -105,7 +105,6 @@ def evaluate_command(
         if submission is not None:
             if video or stages or objects or out or pictures:
                 raise ValueError("--submission writes label maps of images alone: give no option for scores or videos.")
-            check_submission(images)
             with Bars(console) as bars:
                 predict = combined([model.to(target) for model in opened], factors, flip)
                 paths = write_submission(predict, images, submission, target, bars.progress("label maps"))

@@ -8,7 +8,6 @@ nor predicted there does not count there; void voxels never count.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from deepmrf.data.files import VOID
-from deepmrf.evaluation.metrics import SegmentationMetrics, confusion
+from deepmrf.evaluation.metrics import SegmentationMetrics, confusion, mean
 
 VolumeDice = dict[str, tuple[float, ...]]
 """Name of a volume: the Dice of its labels 1, 2 ...; NaN where there is nothing to measure."""
@@ -38,8 +37,7 @@ def dice_per_label(dice: Mapping[str, Sequence[float]]) -> list[float]:
 
 def mean_dice(dice: Mapping[str, Sequence[float]]) -> float:
     """Return the mean over the foreground labels of their means over volumes."""
-    values = [value for value in dice_per_label(dice) if not math.isnan(value)]
-    return sum(values) / len(values) if values else math.nan
+    return mean(dice_per_label(dice))
 
 
 def soft_dice(q: Tensor, truth: Tensor) -> Tensor:

@@ -67,15 +67,6 @@ class Explained:
         return self.steps.label_maps[-1][1]
 
 
-@dataclass(frozen=True)
-class Report:
-    """What was written."""
-
-    page: Path
-    figures: list[Path]
-    """The PNG of each figure; an SVG of the same name lies beside it."""
-
-
 def pictures_of(data: Dataset, count: int = PICTURES_OF_DATA) -> list[Picture]:
     """Return pictures spread evenly over a data set."""
     indices = np.unique(np.linspace(0, len(data) - 1, min(count, len(data))).round().astype(int))
@@ -113,9 +104,14 @@ def explain(
     progress: two steps per picture, and one for the model.
     """
     segmenter = Segmenter(model, device="cpu", size=trained_size([model]) or MAX_SIDE)
-    report, total = _Report(model, folder), 2 * len(pictures) + 1
+    report, total = Report(model, folder), 2 * len(pictures) + 1
     for picture in pictures:  # before anything is computed
-        _check_pixel(picture, pixel)
+        height, width = picture.image.shape[:2]
+        if pixel is not None and not (0 <= pixel[0] < width and 0 <= pixel[1] < height):
+            raise ValueError(
+                f"The pixel {pixel[0]},{pixel[1]} is outside {picture.name}: give a column below {width} and a row "
+                f"below {height}."
+            )
     with kernels_for(segmenter, 1):
         for done, picture in enumerate(pictures, start=1):
             report.explained.append(_explained(segmenter, picture, pixel))
@@ -127,21 +123,10 @@ def explain(
     introduction = f"{model.summary()}; {len(model.labels)} labels: {', '.join(model.labels.names)}."
     if not pictures:
         introduction += " Give a picture to see what the layers do to it."
-    text = pages.page(
-        f"deepmrf explains {name}", html.escape(introduction), report.sections, pages.WINDOW_SCRIPT if pictures else ""
-    )
-    write_text(folder / "index.html", text)
+    script = pages.WINDOW_SCRIPT if pictures else ""
+    write_text(report.page, pages.page(f"deepmrf explains {name}", html.escape(introduction), report.sections, script))
     progress(total, total)
-    return Report(folder / "index.html", report.files)
-
-
-def _check_pixel(picture: Picture, pixel: Pixel | None) -> None:
-    height, width = picture.image.shape[:2]
-    if pixel is not None and not (0 <= pixel[0] < width and 0 <= pixel[1] < height):
-        raise ValueError(
-            f"The pixel {pixel[0]},{pixel[1]} is outside {picture.name}: give a column below {width} and a row below "
-            f"{height}."
-        )
+    return report
 
 
 def _explained(segmenter: Segmenter, picture: Picture, pixel: Pixel | None) -> Explained:
@@ -167,18 +152,19 @@ def _changed_pixel(result: LayerSteps) -> Pixel:
     return int(x), int(y)
 
 
-class _Report:
-    """The sections and files of a report so far."""
+class Report:
+    """A page, its sections and its figures so far."""
 
     def __init__(self, model: DeepParsingNetwork, folder: Path) -> None:
-        self.model, self.folder = model, folder
+        self.model, self.page = model, folder / "index.html"
+        self.figures: list[Path] = []
+        """The PNG of each figure; an SVG of the same name lies beside it."""
         self.sections: list[tuple[str, str]] = []
-        self.files: list[Path] = []
         self.explained: list[Explained] = []
 
     def _figure(self, file: str, figure: Figure, caption: str) -> str:
-        png, svg = save(figure, self.folder / file)
-        self.files.append(png)
+        png, svg = save(figure, self.page.with_name(file))
+        self.figures.append(png)
         return pages.embedded_figure(png, svg, caption)
 
     def _section(self, heading: str, parts: Sequence[str]) -> None:

@@ -122,10 +122,13 @@ def measure_gain(
     random = np.random.default_rng(seed)
     repeats = random.multinomial(drawn, weights / weights.sum(), draws)  # (D, N)
     samples = (repeats.astype(float) @ stretches.reshape(images, -1)).reshape(draws, *counts.shape[1:])
-    values, sampled = _gains(counts.sum(0)[None])[0], _gains(samples)  # (2 + L,), (D, 2 + L)
-    low, high = _ends(sampled, tail_share(level, drawn)) if drawn > 1 else np.full((2, len(values)), np.nan)
-    unknown = np.isnan(values)
-    low[unknown] = high[unknown] = np.nan
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: nothing to measure
+        values, sampled = _gains(counts.sum(0)[None])[0], _gains(samples)  # (2 + L,), (D, 2 + L)
+        low = high = np.full_like(values, np.nan)
+        if drawn > 1:
+            tail = tail_share(level, drawn)
+            low, high = np.where(np.isnan(values), np.nan, np.nanquantile(sampled, [tail, 1 - tail], axis=0))
     intervals = [Interval(*map(float, numbers)) for numbers in zip(values, low, high, strict=True)]
     right = counts[:, :, 0].sum(2)  # (N, 2)
     return Gain(
@@ -198,10 +201,8 @@ def _stretches(counts: Ints, runs: Sequence[Sequence[int]], stretch: int) -> tup
 def _gains(counts: Ints | Floats) -> Floats:
     """Counts (D, 2, 3, L), before and after -> gains (D, 2 + L): mIoU, pixel accuracy, IoU of each label."""
     right, true, predicted = np.moveaxis(counts.astype(float), 2, 0)  # (D, 2, L) each
-    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: nothing to measure
-        iou = right / (true + predicted - right)
-        scores = [np.nanmean(iou, 2), right.sum(2) / true.sum(2), *np.moveaxis(iou, 2, 0)]
+    iou = right / (true + predicted - right)
+    scores = [np.nanmean(iou, 2), right.sum(2) / true.sum(2), *np.moveaxis(iou, 2, 0)]
     gains: Floats = np.diff(np.stack(scores, 2), axis=1)[:, 0]
     return gains
 
@@ -212,11 +213,3 @@ def tail_share(level: float, stretches: int) -> float:
     z = NormalDist().inv_cdf((1 + level) / 2)
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)  # Student's, nearly
     return NormalDist().cdf(-t * math.sqrt(stretches / freedom))
-
-
-def _ends(samples: Floats, tail: float) -> Floats:
-    """Return the values (2, ...) below and above which lies that share of samples (D, ...), NaN left out."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of nothing but NaN
-        ends: Floats = np.nanquantile(samples, [tail, 1 - tail], axis=0)
-    return ends

@@ -19,12 +19,12 @@ from deepmrf.data.writing import write_text
 from deepmrf.evaluation.evaluate import Show, evaluate_parts
 from deepmrf.evaluation.metrics import Scores
 from deepmrf.evaluation.videos import VideoScores, evaluate_video, video_models
-from deepmrf.models.names import from_folder, open_model
+from deepmrf.models.names import NETWORK_ALONE, from_folder, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.scales import Model, combined
 from deepmrf.unary.own import OwnNetwork
 
-NETWORK, MODEL = "network alone", "whole model"
+NETWORK, MODEL = NETWORK_ALONE, "whole model"
 """The parts that `score_images` tells apart."""
 SAME_LABELS = "choose a model and data of the same labels; for a folder, write the model's names into its labels.json"
 """What to do about a model and data of different labels."""

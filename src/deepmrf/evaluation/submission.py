@@ -24,12 +24,6 @@ from deepmrf.predict.scales import Predictor
 VOC_FOLDER = Path("results", "VOC2012", "Segmentation", "comp6_test_cls")
 
 
-def check_submission(data: Dataset) -> None:
-    """Raise a ValueError unless a server scores these labels."""
-    if data.labels.names not in (CITYSCAPES.names, VOC.names):
-        raise ValueError("Submissions are for the labels of Cityscapes and VOC: give data of cityscapes or voc.")
-
-
 @torch.inference_mode()
 def write_submission(
     predict: Predictor,
@@ -39,7 +33,8 @@ def write_submission(
     progress: Progress = no_progress,
 ) -> list[Path]:
     """Write the label map of each image but frames between labelled ones; masks are not read. Return the files."""
-    check_submission(data)
+    if data.labels.names not in (CITYSCAPES.names, VOC.names):
+        raise ValueError("Submissions are for the labels of Cityscapes and VOC: give data of cityscapes or voc.")
     items = [item for item in data if item.mask is not None]
     paths = []
     for done, item in enumerate(items, start=1):
