@@ -253,7 +253,7 @@ def measure(name: str, data: str, split: str, device: torch.device, most: int | 
     if most is not None and most < len(images):
         images = images.subset(images[int(index)] for index in np.linspace(0, len(images) - 1, most).round())
     errors, confusions = Errors(len(images.labels), images.labels.ignore), ImageConfusions(images)
-    for item, (image, mask) in zip(images, labelled_images(images, range(len(images))), strict=True):
+    for item, image, mask in labelled_images(images):
         image, mask = image.to(device), mask.to(device)
         log_p = model.log_unary(image)
         after = model.refined(log_p, image).argmax(1)[0]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deepmrf.data.dataset import Dataset
 from deepmrf.data.progress import Progress, no_progress
-from deepmrf.evaluation.evaluate import NO_LABELS, labelled_images, new_metrics
+from deepmrf.evaluation.evaluate import computed, labelled_images, new_metrics
 from deepmrf.layers.inputs import check_temperature
 from deepmrf.models.parsing_network import DeepParsingNetwork
 
@@ -81,30 +81,26 @@ def calibrate(
     mrf = model.mean_field
     if mrf is None:
         raise ValueError("This model has no mean field, which the temperature belongs to: it is the network alone.")
-    temperatures = [check_temperature(value) for value in temperatures]
-    if not temperatures:
+    parts = [(check_temperature(t), new_metrics(data, device), Confidence(data.labels.ignore)) for t in temperatures]
+    if not parts:
         raise ValueError("There is no temperature to try: give at least one, such as 1.5.")
     temperature_before = mrf.temperature
-    metrics = [new_metrics(data, device) for _ in temperatures]
-    confidences = [Confidence(data.labels.ignore) for _ in temperatures]
     model.eval()
     try:
-        for done, (image, mask) in enumerate(labelled_images(data, range(len(data))), start=1):
+        for done, (_, image, mask) in enumerate(labelled_images(data), start=1):
             image, mask = image.to(device), mask.to(device)
             log_p = model.log_unary(image)
-            for temperature, metric, confidence in zip(temperatures, metrics, confidences, strict=True):
+            for temperature, metrics, confidence in parts:
                 mrf.temperature = temperature
                 log_q = model.refined(log_p, image)
-                metric.update(log_q.argmax(1), mask)
+                metrics.update(log_q.argmax(1), mask)
                 confidence.update(log_q, mask)
             progress(done, len(data))
     finally:
         mrf.temperature = temperature_before
-    if not confidences[0].bins.any():
-        raise ValueError(NO_LABELS)
     calibrations = []
-    for temperature, metric, confidence in zip(temperatures, metrics, confidences, strict=True):
-        scores = metric.compute()
+    for temperature, metrics, confidence in parts:
+        scores = computed(metrics)
         calibrations.append(Calibration(temperature, scores.miou, scores.pixel_accuracy, *confidence.compute()))
     return calibrations
 

@@ -50,15 +50,15 @@ def evaluate_parts(
             "gtFine's instanceIds files."
         )
     metrics = {name: new_metrics(data, device) for name in parts}
-    indices = range(share[0], len(data), share[1])
-    for done, (index, (image, mask)) in enumerate(zip(indices, labelled_images(data, indices), strict=True), start=1):
+    shared = data[share[0] :: share[1]]
+    for done, (item, image, mask) in enumerate(labelled_images(shared), start=1):
         labels = {name: predict(image.to(device)).argmax(1) for name, predict in parts.items()}
-        numbers = data.read_objects(data[index]) if objects else None
+        numbers = data.read_objects(item) if objects else None
         for name, ids in labels.items():
             metrics[name].update(ids, mask.to(device), None if numbers is None else torch.from_numpy(numbers)[None])
         for show in shows:
-            show(data[index], image[0], mask[0], {name: ids[0].cpu() for name, ids in labels.items()})
-        progress(done, len(indices))
+            show(item, image[0], mask[0], {name: ids[0].cpu() for name, ids in labels.items()})
+        progress(done, len(shared))
     return {name: computed(values) for name, values in metrics.items()}
 
 
@@ -92,13 +92,13 @@ def check_labelled(data: Dataset, video: bool = False, progress: Progress = no_p
         raise ValueError(NO_LABELS)
 
 
-def labelled_images(data: Dataset, indices: range) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the image (1, 3, H, W) of uint8 and the mask (1, H, W) of each item."""
-    for index in indices:
-        image, mask = data.read(data[index])
+def labelled_images(data: Dataset) -> Iterator[tuple[Item, Tensor, Tensor]]:
+    """Yield each item with its image (1, 3, H, W) of uint8 and its mask (1, H, W)."""
+    for item in data:
+        image, mask = data.read(item)
         if mask is None:
-            raise _no_mask(data[index])
-        yield torch.from_numpy(image).permute(2, 0, 1)[None], torch.from_numpy(mask)[None].long()
+            raise _no_mask(item)
+        yield item, torch.from_numpy(image).permute(2, 0, 1)[None], torch.from_numpy(mask)[None].long()
 
 
 def _no_mask(item: Item) -> ValueError:

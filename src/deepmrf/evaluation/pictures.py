@@ -70,8 +70,8 @@ class Gallery:
         pictures = [
             ("image", pixels),
             *[(name, overlay(pixels, ids, palette, LABEL_OPACITY, 0)) for name, ids in maps.items()],
+            ("difference", difference(pixels, truth, network, model, self.labels.ignore)),
         ]
-        pictures.append(("difference", difference(pixels, truth, network, model, self.labels.ignore)))
         file = f"{len(self.images):05d}.jpg"
         with replacing(self.folder / file) as content:
             sheet = panels([(name, shrunk(picture, PANEL_SIDE)) for name, picture in pictures], columns=len(pictures))
