@@ -11,7 +11,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from deepmrf.data.dataset import Dataset, Item
+from deepmrf.data.dataset import Dataset, Item, check_sizes
 from deepmrf.data.files import VOID, Bytes, DataError
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.opening import open_data
@@ -92,7 +92,7 @@ class DataReport:
         return table
 
 
-def check(dataset: Dataset | str, split: str = "train", progress: Progress | None = None) -> DataReport:
+def check(dataset: Dataset | str, split: str = "train", progress: Progress = no_progress) -> DataReport:
     """Read every image and mask of a dataset, or of a spec of `open_data`, and report; never stop at a problem."""
     name = type(dataset).__name__
     if isinstance(dataset, str):
@@ -115,7 +115,7 @@ def check(dataset: Dataset | str, split: str = "train", progress: Progress | Non
         mask = _check_item(dataset, item, missing, report)
         if mask is not None:
             counts += np.bincount(mask.ravel(), minlength=256)
-        (progress or no_progress)(done, len(dataset))
+        progress(done, len(dataset))
     labelled = counts[: len(dataset.labels)]
     for label, count in zip(dataset.labels.names, labelled, strict=True):
         report.frequencies[label] = float(count / max(labelled.sum(), 1))
@@ -133,15 +133,13 @@ def _check_item(dataset: Dataset, item: Item, missing: set[Path], report: DataRe
             report.sizes[image.shape[0], image.shape[1]] += 1
     except (DataError, OSError) as error:
         _add_problem(report, error, item.image)
-    path = item.mask or item.image
     try:
         if item.mask not in missing:
             mask = dataset.read_mask(item)
+        if mask is not None and image is not None:
+            check_sizes(item, image, mask)
     except (DataError, OSError) as error:
-        _add_problem(report, error, path)
-    if mask is not None and image is not None and mask.shape != image.shape[:2]:
-        sizes = f"{mask.shape[1]} x {mask.shape[0]} pixels, the image {image.shape[1]} x {image.shape[0]}"
-        report.wrong_sizes.append((path, f"The mask {path} is {sizes}."))
+        _add_problem(report, error, item.mask or item.image)
     return mask
 
 

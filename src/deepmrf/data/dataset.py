@@ -108,37 +108,25 @@ class Dataset(Sequence[Item]):
     def read(self, item: Item) -> tuple[Bytes, Bytes | None]:
         """Read the image (H, W, 3) and its mask (H, W), or None if the item has no labels."""
         image, mask = self.read_image(item), self.read_mask(item)
-        if mask is not None and mask.shape != image.shape[:2]:
-            assert item.mask is not None
-            (height, width), (mask_height, mask_width) = image.shape[:2], mask.shape
-            raise DataError(
-                f"{item.mask} is {mask_width} x {mask_height} pixels but its image {item.image} is {width} x {height}; "
-                "make the mask as large as the image.",
-                item.mask,
-                "size",
-            )
+        if mask is not None:
+            check_sizes(item, image, mask)
         return image, mask
 
     def read_clip(self, clip: Sequence[Item]) -> tuple[Bytes, Bytes]:
         """Read frames (T, H, W, 3) and masks (T, H, W) of a clip; a frame without labels is all void."""
-        images: list[Bytes] = []
-        masks: list[Bytes] = []
-        cached: dict[Item, tuple[Bytes, Bytes]] = {}  # frames repeat at the edges of a sequence
-        for item in clip:
-            if item not in cached:
-                image, mask = self.read(item)
-                cached[item] = image, np.full(image.shape[:2], VOID, dtype=np.uint8) if mask is None else mask
-            image, mask = cached[item]
-            if images and image.shape != images[0].shape:
+        frames = {item: self.read(item) for item in dict.fromkeys(clip)}  # they repeat at the edges of a sequence
+        height, width, _ = frames[clip[0]][0].shape
+        for item, (image, _) in frames.items():
+            if image.shape[:2] != (height, width):
                 raise DataError(
                     f"{item.image} is {image.shape[1]} x {image.shape[0]} pixels but the clip began with "
-                    f"{images[0].shape[1]} x {images[0].shape[0]}; give all frames of a sequence one size.",
+                    f"{width} x {height}; give all frames of a sequence one size.",
                     item.image,
                     "size",
                 )
-            images.append(image)
-            masks.append(mask)
-        return np.stack(images), np.stack(masks)
+        void = np.full((height, width), VOID, dtype=np.uint8)
+        images, masks = zip(*(frames[item] for item in clip), strict=True)
+        return np.stack(images), np.stack([void if mask is None else mask for mask in masks])
 
     def clips(self, length: int, labelled_only: bool = True, max_step: int | None = None) -> list[tuple[Item, ...]]:
         """Return a clip of `length` consecutive frames for every labelled frame, or every frame, at index length // 2.
@@ -189,6 +177,19 @@ class Dataset(Sequence[Item]):
         if self.unpaired:
             others = f" and {len(self.unpaired) - 1} more have" if len(self.unpaired) > 1 else " has"
             raise FileNotFoundError(f"The mask {self.unpaired[0]}{others} no image; add the image or remove the mask.")
+
+
+def check_sizes(item: Item, image: Bytes, mask: Bytes) -> None:
+    """Raise a DataError where the mask (H, W) has another size than its image (H, W, 3)."""
+    if mask.shape != image.shape[:2]:
+        path = item.mask or item.image
+        (height, width), (mask_height, mask_width) = image.shape[:2], mask.shape
+        raise DataError(
+            f"{path} is {mask_width} x {mask_height} pixels but its image {item.image} is {width} x {height}; "
+            "make the mask as large as the image.",
+            path,
+            "size",
+        )
 
 
 def need_folder(path: Path, content: str) -> Path:

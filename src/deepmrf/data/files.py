@@ -87,11 +87,11 @@ def reading(path: Path, kind: str = "an image", remedy: str = "replace the file"
     with _explaining(path, kind, remedy):
         facts = path.stat()
         if stat.S_ISDIR(facts.st_mode):
-            raise _unreadable(path, "it is a folder", kind, remedy)
+            raise ValueError("it is a folder")
         if not stat.S_ISREG(facts.st_mode):  # a pipe would block without end
-            raise _unreadable(path, "it is no regular file", kind, remedy)
+            raise ValueError("it is no regular file")
         if facts.st_size == 0:
-            raise _unreadable(path, "the file is empty", kind, remedy)
+            raise ValueError("the file is empty")
         yield
 
 
@@ -106,10 +106,12 @@ def _explaining(path: Path, kind: str = "an image", remedy: str = "replace the f
     except (DataError, MemoryError, ImportError):
         raise
     except Exception as error:  # a broken file makes decoders raise nearly anything
-        reason = "its content is no image format that is known here"
-        if not isinstance(error, UnidentifiedImageError):
-            reason = one_line(error).replace(str(path), "it")
-        raise _unreadable(path, reason, kind, remedy) from error
+        reason = one_line(error).replace(str(path), "it")
+        if isinstance(error, UnidentifiedImageError):
+            reason = "its content is no image format that is known here"
+        if reason == os.strerror(errno.EACCES):
+            remedy = "allow reading it"
+        raise DataError(f"{path} cannot be read as {kind} ({reason}); {remedy}.", path, "unreadable") from error
 
 
 def one_line(error: BaseException) -> str:
@@ -166,11 +168,6 @@ def _formats() -> tuple[str, ...]:
     return ("PNG", "JPEG", "PPM", "GIF", "BMP", "DIB", "TIFF", "WEBP", "JPEG2000", *newer)
 
 
-def _unreadable(path: Path, reason: str, kind: str = "an image", remedy: str = "replace the file") -> DataError:
-    remedy = "allow reading it" if reason == os.strerror(errno.EACCES) else remedy
-    return DataError(f"{path} cannot be read as {kind} ({reason}); {remedy}.", path, "unreadable")
-
-
 def image_size(path: Path, max_pixels: int | None = None) -> tuple[int, int, bool]:
     """Read (height, width, has it several frames) from the header alone, before EXIF turns the image."""
     with opened(path, max_pixels) as picture:
@@ -220,12 +217,12 @@ def _bands(picture: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 def _shift_of(picture: Image.Image, path: Path) -> int:
     """Return the bits to drop from 16-bit values; 8-bit values in a wider type stay as they are."""
-    extrema = [(int(values.min()), int(values.max())) for values in (np.asarray(band) for _, band in _bands(picture))]
-    low, high = min(low for low, _ in extrema), max(high for _, high in extrema)
-    if low < 0 or high > 65535 or picture.mode == "F":
+    bands = (np.asarray(band) for _, band in _bands(picture))
+    extrema = np.array([(values.min(), values.max()) for values in bands])
+    if picture.mode == "F" or extrema.min() < 0 or extrema.max() > 65535:
         message = f"{path} holds {picture.mode!r} values beyond 16 bits; convert it to 8 or 16 bits."
         raise DataError(message, path, "unreadable")
-    return 8 if high > 255 else 0
+    return 8 if extrema.max() > 255 else 0
 
 
 def _from_16_bits(picture: Image.Image, shift: int) -> Image.Image:

@@ -63,7 +63,7 @@ def folder(root: str | os.PathLike[str], split: str | None = None) -> Dataset:
     return Dataset(items, labels, lookup, colours, unpaired.values(), top / LABELS_FILE)
 
 
-def write_folder(dataset: Dataset, to: str | os.PathLike[str], split: str, progress: Progress | None = None) -> Path:
+def write_folder(dataset: Dataset, to: str | os.PathLike[str], split: str, progress: Progress = no_progress) -> Path:
     """Write any dataset as images/SPLIT, masks/SPLIT (palette PNG) and labels.json, for `folder` to read."""
     top = Path(to)
     write_text(top / LABELS_FILE, json.dumps(dataset.labels.to_dict() | {"ignore": VOID}, indent=2) + "\n")
@@ -78,7 +78,7 @@ def write_folder(dataset: Dataset, to: str | os.PathLike[str], split: str, progr
             path = top / kind / split / f"{item.name}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             picture.save(path)
-        (progress or no_progress)(done, len(dataset))
+        progress(done, len(dataset))
     return top
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ class LabelSet:
     """The id of pixels without a label."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.names, str):
-            raise ValueError(f"The names of a label set are {self.names!r}; give a list with one name per label.")
+        if isinstance(self.names, str | Mapping) or not isinstance(self.names, Iterable):
+            raise ValueError(f"The 'names' of a label set are {self.names!r}; give a list with one name per label.")
         object.__setattr__(self, "names", tuple(self.names))
         labels = len(self.names)
         if not 1 <= labels <= 255:
@@ -66,15 +66,12 @@ class LabelSet:
         if unknown or "names" not in values:
             problem = f"has the unknown key {unknown[0]!r}" if unknown else "has no 'names'"
             raise ValueError(f"The description of a label set {problem}; it takes 'names', 'colours' and 'ignore'.")
-        names = values["names"]
-        if not isinstance(names, list | tuple):
-            raise ValueError(f"The 'names' of a label set are {names!r}; give a list with one name per label.")
         colours = values.get("colours")
         try:
             triples = () if colours is None else tuple(tuple(colour) for colour in colours)
         except TypeError:
             raise ValueError(f"The 'colours' of labels are {colours!r}; give [red, green, blue] per label.") from None
-        return cls(tuple(names), triples, values.get("ignore", 255))
+        return cls(values["names"], triples, values.get("ignore", 255))
 
     @classmethod
     def numbered(cls, count: int) -> LabelSet:

@@ -223,12 +223,11 @@ class Mirror:
             except FileNotFoundError:
                 matches = files.glob(name, detail=True) if path != base else {}
             for match, facts in matches.items():
+                below = match.removeprefix(prefix) if path != base else ""
                 if facts["type"] == "file":
-                    self._add_file(base, match.removeprefix(prefix) if path != base else "", facts)
+                    self._add_file(base, below, facts)
                     continue
-                base.joinpath(*match.removeprefix(prefix).split("/") if path != base else ()).mkdir(
-                    parents=True, exist_ok=True
-                )
+                base.joinpath(*below.split("/")).mkdir(parents=True, exist_ok=True)
                 for child, child_facts in files.find(match, maxdepth=depth, detail=True).items():
                     if child_facts["type"] == "file":
                         self._add_file(base, child.removeprefix(prefix), child_facts)

