@@ -167,13 +167,8 @@ def patterns(
                 axes.text(0.5, 0.2, "none", transform=axes.transAxes, ha="center", fontsize=drawing.SMALL_POINTS)
             elif column <= contexts:
                 reference = picture
-        before = " (t-1)" if frame else ""
-        grid[row][0].set_ylabel(
-            f"{label_name(names[a])}{before}:\n{label_name(names[b])}",
-            rotation=0,
-            ha="right",
-            va="center",
-        )
+        label = f"{label_name(names[a])}{' (t-1)' if frame else ''}:\n{label_name(names[b])}"
+        grid[row][0].set_ylabel(label, rotation=0, ha="right", va="center")
     bar = figure.colorbar(reference, ax=grid, location="bottom", shrink=0.6, aspect=40, pad=0.01)
     bar.ax.locator_params(axis="x", nbins=4)  # more numbers would touch each other
     bar.set_label("unlikely   |   likely", fontsize=drawing.SMALL_POINTS)

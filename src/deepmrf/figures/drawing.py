@@ -56,9 +56,9 @@ def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
     return in_style
 
 
-def new_figure(height: float, width: float = COLUMN_INCHES) -> Figure:
+def new_figure(height: float) -> Figure:
     """A figure of a column's width, in inches, that keeps its labels apart; on no screen."""
-    return optional("matplotlib.figure", "Figures need", "figures").Figure((width, height), layout="compressed")
+    return optional("matplotlib.figure", "Figures need", "figures").Figure((COLUMN_INCHES, height), layout="compressed")
 
 
 def save(figure: Figure, path: Path) -> tuple[Path, Path]:

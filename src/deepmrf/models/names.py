@@ -62,7 +62,13 @@ def find_folder(name: str | os.PathLike[str]) -> Path:
             return path.parent
         raise ValueError(f"{text} is a file: give the folder that holds {CONFIG} and {WEIGHTS}.")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
-        return _from_hub(text)
+        try:
+            return download(text)
+        except Exception as error:  # the hub's client raises what its transport does
+            raise ValueError(
+                f"There is no folder {text} here, and the hub did not give such a model ({first_line(error)}): "
+                "check the name, and that the network is up."
+            ) from None
     near = get_close_matches(text, bundled(), 1)
     guess = f" Did you mean {near[0]}?" if near else ""
     known = ", ".join(bundled()) or "none in this installation"
@@ -89,16 +95,6 @@ def _with_config(folder: Path) -> Path:
     unread = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in CODE_SUFFIXES]
     code = f" ({unread[0]} is not read: such files can run code)" if unread else ""
     raise FileNotFoundError(f"{folder} holds no {CONFIG}{code}: give a folder that deepmrf train wrote.")
-
-
-def _from_hub(name: str) -> Path:
-    try:
-        return download(name)
-    except Exception as error:  # the hub's client raises what its transport does
-        raise ValueError(
-            f"There is no folder {name} here, and the hub did not give such a model ({first_line(error)}): "
-            "check the name, and that the network is up."
-        ) from None
 
 
 @dataclass(frozen=True)

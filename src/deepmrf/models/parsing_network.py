@@ -176,10 +176,8 @@ class DeepParsingNetwork(
             log_q = mrf(log_p[:, :, None], image[:, :, None])[:, :, 0]
         elif mrf.dims == 2 and image.dim() == 5:  # frames are images
             log_q = unfold(mrf(fold(log_p), fold(image)), image.shape[0])
-        elif flow is not None or frames is not None:
-            log_q = mrf(log_p, image, flow, frames)
         else:
-            log_q = mrf(log_p, image)
+            log_q = mrf(log_p, image, flow, frames)
         return log_q
 
     @property
