@@ -233,16 +233,12 @@ def _from_8_bits(picture: Image.Image) -> Image.Image:
     if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-    if picture.mode == "RGB":
-        return picture
-    return _from_lab(picture) if picture.mode == "LAB" else picture.convert("RGB")
-
-
-def _from_lab(picture: Image.Image) -> Image.Image:
-    lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-    converted = ImageCms.profileToProfile(picture, lab, srgb, outputMode="RGB")
-    assert converted is not None  # it is only when converted in place
-    return converted
+    if picture.mode == "LAB":
+        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        converted = ImageCms.profileToProfile(picture, lab, srgb, outputMode="RGB")
+        assert converted is not None  # it is only when converted in place
+        return converted
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 def read_mask(
@@ -313,13 +309,13 @@ def _map_colours(rgb: Bytes, colours: Mapping[Colour, int], path: Path, labels_j
     wrong = known_codes[index] != codes
     if wrong.any():
         unknown = shortened(sorted({tuple(colour) for colour in rgb[wrong].tolist()}))
-        choices = f"the {len(ordered)} colours known here"
-        remedy = "" if labels_json is None else f", or add names and colours to {labels_json}"
-        raise DataError(
-            f"{path} holds the colour {unknown}, which is none of {choices}; paint it without smooth edges{remedy}.",
-            path,
-            "id",
+        remedy = "paint it without smooth edges"
+        if labels_json is not None:
+            remedy += f", or add names and colours to {labels_json}"
+        message = (
+            f"{path} holds the colour {unknown}, which is none of the {len(ordered)} colours known here; {remedy}."
         )
+        raise DataError(message, path, "id")
     labels: Bytes = np.array([colours[colour] for colour in ordered], dtype=np.uint8)[index]
     return labels
 

@@ -46,7 +46,10 @@ def folder(root: str | os.PathLike[str], split: str | None = None) -> Dataset:
     unpaired = _masks(masks)
     items = []
     for parent in [images, *sorted(path for path in images.rglob("*") if path.is_dir())]:
-        video = _video(parent.relative_to(images).parts, split)
+        folders = parent.relative_to(images).parts
+        if split is None and folders and folders[0] in SPLITS:
+            folders = folders[1:]  # images/train is a split even when all splits are asked for
+        video = "/".join(folders)
         paths = images_in(parent)
         for path, frame in zip(paths, _frame_numbers(paths), strict=True):
             name = path.relative_to(images).with_suffix("").as_posix()
@@ -108,13 +111,6 @@ def _masks(folder: Path) -> dict[str, Path]:
                 raise DataError(f"The mask {path} is in a lossy format; save masks as PNG.", path, "unreadable")
             masks[path.relative_to(folder).with_suffix("").as_posix()] = path
     return masks
-
-
-def _video(parts: tuple[str, ...], split: str | None) -> str:
-    """Return the name of the video that lies in a folder, "" for none."""
-    if split is None and parts and parts[0] in SPLITS:
-        parts = parts[1:]  # images/train is a split even when all splits are asked for
-    return "/".join(parts)
 
 
 def _frame_numbers(paths: list[Path]) -> list[int]:

@@ -67,7 +67,9 @@ def legend(size: tuple[int, int], entries: Sequence[LegendEntry]) -> Image.Image
         sheet_size, left, top, columns = beside, width, 0, 1
     else:
         max_rows = max(MIN_ROWS_ALLOWED, int(MAX_LEGEND_BY_HEIGHT * height / line))
-        entries, rows = _first(entries, max_rows * columns), min(rows, max_rows)
+        if rows > max_rows:
+            rows, first = max_rows, max_rows * columns - 1
+            entries = [*entries[:first], (f"+ {len(entries) - first} more", None)]
         sheet_size, left, top = (below[0], height + rows * line + gap), 0, height
     sheet = Image.new("RGB", sheet_size, "white")
     draw = ImageDraw.Draw(sheet)
@@ -81,12 +83,6 @@ def legend(size: tuple[int, int], entries: Sequence[LegendEntry]) -> Image.Image
             x += font_size + 2 * gap // 3
         draw.text((x, y), text, (20, 20, 20), fonts.get(text, usual), anchor="lm")
     return sheet
-
-
-def _first(entries: Sequence[LegendEntry], count: int) -> Sequence[LegendEntry]:
-    if len(entries) <= count:
-        return entries
-    return [*entries[: count - 1], (f"+ {len(entries) - count + 1} more", None)]
 
 
 def _font_for(text: str, size: int) -> ImageFont.FreeTypeFont | None:

@@ -103,13 +103,12 @@ class DeepParsingNetwork(
             if not isinstance(labels, list | tuple):
                 raise TypeError(f"labels={labels!r}: pass the names of the labels, such as ['road', 'sky'].")
             labels = LabelSet(tuple(labels))
-        count = getattr(unary, "labels", len(labels))
-        if isinstance(count, int) and count != len(labels):
-            raise ValueError(f"The network has {count} labels, the label set {len(labels)}: build both with the same.")
-        if mean_field is not None and mean_field.labels != len(labels):
-            raise ValueError(
-                f"The mean field has {mean_field.labels} labels, the label set {len(labels)}: build both with the same."
-            )
+        for part, module in (("network", unary), ("mean field", mean_field)):
+            count = getattr(module, "labels", None)
+            if isinstance(count, int) and count != len(labels):
+                raise ValueError(
+                    f"The {part} has {count} labels, the label set {len(labels)}: build both with the same."
+                )
         self.unary, self.mean_field, self.labels = unary, mean_field, labels
         self.card = card if card is not None else Card()
         self.register_module("video", None)
