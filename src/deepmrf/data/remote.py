@@ -69,10 +69,11 @@ def path_or_url(text: str | os.PathLike[str]) -> Path | URL:
 
 
 @contextmanager
-def _explaining(url: str, doing: str) -> Iterator[None]:
-    """Turn what file systems raise into an OSError: each has errors of its own."""
+def _files_at(url: str, doing: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a URL, and the URL's name there; what it raises becomes an OSError: each has its own."""
+    files, name = _open(url)
     try:
-        yield
+        yield files, name
     except Exception as error:
         missing = isinstance(error, FileNotFoundError) and doing == "fetched"
         raise OSError(f"{url} could not be {doing} ({'it is missing' if missing else _reason(error)}).") from error
@@ -99,15 +100,13 @@ def _reason(error: BaseException) -> str:
 
 def fetch(url: str, path: Path) -> None:
     """Copy the file at a URL to this machine."""
-    files, name = _open(url)
-    with _explaining(url, "fetched"):
+    with _files_at(url, "fetched") as (files, name):
         files.get_file(name, str(path))
 
 
 def upload(path: Path, url: str) -> None:
     """Copy a file of this machine to a URL, where it appears complete or not at all."""
-    files, name = _open(url)
-    with _explaining(url, "written"):
+    with _files_at(url, "written") as (files, name):
         if url.partition("://")[0] in OBJECT_STORES:
             files.put_file(str(path), name)
             return
@@ -120,16 +119,14 @@ def upload(path: Path, url: str) -> None:
 
 def exists(url: str) -> bool:
     """Is there a file at this URL?"""
-    files, name = _open(url)
-    with _explaining(url, "looked for"):
+    with _files_at(url, "looked for") as (files, name):
         files.invalidate_cache()
         return bool(files.isfile(name))
 
 
 def read_part(url: str, start: int, end: int | None) -> bytes | None:
     """Bytes of the file at a URL, as a slice takes them; None where there is no file."""
-    files, name = _open(url)
-    with _explaining(url, "read"):
+    with _files_at(url, "read") as (files, name):
         files.invalidate_cache()
         try:
             return bytes(files.cat_file(name, start=start, end=end))
@@ -208,15 +205,14 @@ class Mirror:
             return
         self._folder.cleanup()
         if isinstance(error, ValueError | OSError) and str(self.root) in str(error):
-            known = OSError if isinstance(error, OSError) else ValueError
-            raise known(self.names.in_words(str(error))) from None
+            error_type = OSError if isinstance(error, OSError) else ValueError
+            raise error_type(self.names.in_words(str(error))) from None
 
     def add(self, url: URL, depth: int | None = None) -> Path:
         """List what a URL names, a file, a folder or a pattern, as so many levels of folders; return its path here."""
-        files, name = _open(url)
         path, base = self._paths(url)
-        prefix = _open(self.names.urls[str(base)])[1].rstrip("/") + "/"
-        with _explaining(url, "listed"):
+        with _files_at(url, "listed") as (files, name):
+            prefix = _open(self.names.urls[str(base)])[1].rstrip("/") + "/"
             files.invalidate_cache()
             try:
                 matches = {name: files.info(name)}
@@ -235,10 +231,9 @@ class Mirror:
 
     def add_output(self, url: URL) -> Path:
         """A path for results: a folder if there is one at the URL. Raise an OSError where nothing can be written."""
-        files, name = _open(url)
         path, _ = self._paths(url)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _explaining(url, "written into"):
+        with _files_at(url, "written into") as (files, name):
             files.invalidate_cache()
             if files.isdir(name):
                 path.mkdir(exist_ok=True)

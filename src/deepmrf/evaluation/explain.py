@@ -186,8 +186,8 @@ class Report:
     def _pairs(self, gains: Floats) -> list[Pair]:
         """The pairs that gain most, of those that meet in the pictures if any do."""
         pairs = context_figures.strongest_pairs(gains)
-        met = [pair for pair in pairs if self._shares(gains, pair) is not None]
-        return (met or pairs)[:PAIRS_SHOWN]
+        meeting = [pair for pair in pairs if self._shares(gains, pair) is not None]
+        return (meeting or pairs)[:PAIRS_SHOWN]
 
     def _shares(self, gains: Floats, pair: Pair) -> Floats | None:
         maps = [(e.labels, e.steps.active) for e in self.explained if e.steps.active is not None]

@@ -95,9 +95,9 @@ def stage_bars(scores: Mapping[str, Mapping[str, float]]) -> Figure:
     colours = np.array(distinct_colours(len(stages)), np.uint8)
     width = 0.8 / len(stages)
     for number, stage in enumerate(stages):
-        places = np.arange(len(metrics)) + (number - (len(stages) - 1) / 2) * width
+        positions = np.arange(len(metrics)) + (number - (len(stages) - 1) / 2) * width
         heights = [100 * scores[stage][metric] for metric in metrics]
-        bars = axes.bar(places, heights, 0.92 * width, color=colours[number] / 255, label=stage)
+        bars = axes.bar(positions, heights, 0.92 * width, color=colours[number] / 255, label=stage)
         axes.bar_label(bars, fmt="%.1f", rotation=90, padding=1, fontsize=drawing.SMALL_POINTS - 0.5)
     axes.set_xticks(range(len(metrics)), metrics)
     axes.set(ylim=(0, 122), yticks=range(0, 101, 20), ylabel="per cent")
