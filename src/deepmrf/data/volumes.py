@@ -142,7 +142,7 @@ def unit_range(values: NDArray[Any]) -> NDArray[np.float32]:
     finite = flat[np.isfinite(flat)].astype(np.float64)
     low, high = np.percentile(finite, PERCENTILES) if finite.size else (0.0, 1.0)
     if high <= low:  # nearly all voxels are equal, as in a mask
-        low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+        low, high = finite.min(), finite.max()
     scale = 1 / (high - low) if high > low else 1.0
     scaled = (values.astype(np.float32) - np.float32(low)) * np.float32(scale)
     filled: NDArray[np.float32] = np.nan_to_num(scaled, nan=0.0, posinf=1.0, neginf=0.0, copy=False)
