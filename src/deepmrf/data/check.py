@@ -11,7 +11,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from deepmrf.data.dataset import Dataset, Item, check_sizes
+from deepmrf.data.dataset import Dataset, Item, check_mask
 from deepmrf.data.files import VOID, Bytes, DataError
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.opening import open_data
@@ -137,7 +137,7 @@ def _check_item(dataset: Dataset, item: Item, missing: set[Path], report: DataRe
         if item.mask not in missing:
             mask = dataset.read_mask(item)
         if mask is not None and image is not None:
-            check_sizes(item, image, mask)
+            check_mask(item, image, mask)
     except (DataError, OSError) as error:
         _add_problem(report, error, item.mask or item.image)
     return mask

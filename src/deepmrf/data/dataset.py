@@ -109,22 +109,16 @@ class Dataset(Sequence[Item]):
         """Read the image (H, W, 3) and its mask (H, W), or None if the item has no labels."""
         image, mask = self.read_image(item), self.read_mask(item)
         if mask is not None:
-            check_sizes(item, image, mask)
+            check_mask(item, image, mask)
         return image, mask
 
     def read_clip(self, clip: Sequence[Item]) -> tuple[Bytes, Bytes]:
         """Read frames (T, H, W, 3) and masks (T, H, W) of a clip; a frame without labels is all void."""
         frames = {item: self.read(item) for item in dict.fromkeys(clip)}  # they repeat at the edges of a sequence
-        height, width, _ = frames[clip[0]][0].shape
+        size = frames[clip[0]][0].shape[:2]
         for item, (image, _) in frames.items():
-            if image.shape[:2] != (height, width):
-                raise DataError(
-                    f"{item.image} is {image.shape[1]} x {image.shape[0]} pixels but the clip began with "
-                    f"{width} x {height}; give all frames of a sequence one size.",
-                    item.image,
-                    "size",
-                )
-        void = np.full((height, width), VOID, dtype=np.uint8)
+            check_frame(item, image.shape, size)
+        void = np.full(size, VOID, dtype=np.uint8)
         images, masks = zip(*(frames[item] for item in clip), strict=True)
         return np.stack(images), np.stack([void if mask is None else mask for mask in masks])
 
@@ -179,17 +173,21 @@ class Dataset(Sequence[Item]):
             raise FileNotFoundError(f"The mask {self.unpaired[0]}{others} no image; add the image or remove the mask.")
 
 
-def check_sizes(item: Item, image: Bytes, mask: Bytes) -> None:
+def check_mask(item: Item, image: Bytes, mask: Bytes) -> None:
     """Raise a DataError where the mask (H, W) has another size than its image (H, W, 3)."""
-    if mask.shape != image.shape[:2]:
-        path = item.mask or item.image
-        (height, width), (mask_height, mask_width) = image.shape[:2], mask.shape
-        raise DataError(
-            f"{path} is {mask_width} x {mask_height} pixels but its image {item.image} is {width} x {height}; "
-            "make the mask as large as the image.",
-            path,
-            "size",
-        )
+    other = f"its image {item.image} is"
+    _check_size(item.mask or item.image, mask.shape, image.shape, other, "make the mask as large as the image")
+
+
+def check_frame(item: Item, size: Sequence[int], first: Sequence[int]) -> None:
+    """Raise a DataError where a frame has another size (H, W) than the first one of its clip or sequence."""
+    _check_size(item.image, size, first, "the clip began with", "give all frames of a sequence one size")
+
+
+def _check_size(path: Path, size: Sequence[int], needed: Sequence[int], other: str, remedy: str) -> None:
+    if tuple(size[:2]) != tuple(needed[:2]):
+        sizes = f"{size[1]} x {size[0]} pixels but {other} {needed[1]} x {needed[0]}"
+        raise DataError(f"{path} is {sizes}; {remedy}.", path, "size")
 
 
 def need_folder(path: Path, content: str) -> Path:

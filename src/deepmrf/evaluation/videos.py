@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from deepmrf.data.dataset import Dataset, Item
+from deepmrf.data.dataset import Dataset, Item, check_frame
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.evaluation.evaluate import computed, new_metrics
 from deepmrf.evaluation.metrics import Scores, none_for_nan
@@ -151,12 +151,8 @@ def _frames(
     for item in items:
         pixels, mask = data.read(item)
         image = torch.from_numpy(pixels).permute(2, 0, 1).to(device)
-        if previous is not None and image.shape != previous.shape:
-            (height, width), (tall, wide) = image.shape[1:], previous.shape[1:]
-            raise ValueError(
-                f"{item.image} is {width} x {height} pixels but its sequence began with {wide} x {tall}: "
-                "give all frames of a sequence one size."
-            )
+        if previous is not None:
+            check_frame(item, image.shape[1:], previous.shape[1:])
         link = None if previous is None else _estimated([previous, image])
         log_p = {index: network.log_unary(image[None])[0] for index, network in networks.items()}
         yield _Frame(image, None if mask is None else torch.from_numpy(mask).long().to(device), log_p, link)
