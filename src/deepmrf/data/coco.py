@@ -110,19 +110,14 @@ def _draw(shape: Any, height: int, width: int, name: str, path: Path) -> Bytes:
             shape = [polygon for polygon in shape if len(polygon) >= 6]
             if not shape:
                 return np.zeros((height, width), dtype=np.uint8)
-            runs = coco_mask.merge(coco_mask.frPyObjects(shape, height, width))
+            shape = coco_mask.merge(coco_mask.frPyObjects(shape, height, width))
         elif isinstance(shape["counts"], list):
-            runs = coco_mask.frPyObjects(shape, height, width)
-        else:
-            runs = shape
-        drawn: Bytes = coco_mask.decode(runs)
+            shape = coco_mask.frPyObjects(shape, height, width)
+        drawn: Bytes = coco_mask.decode(shape)
     except Exception as error:  # pycocotools raises bare Exceptions
         message = f"{path} has an outline for {name} that cannot be drawn ({error}); unpack the annotations again."
         raise DataError(message, path, "unreadable") from error
     if drawn.shape != (height, width):
-        size = f"{drawn.shape[1]} x {drawn.shape[0]}"
-        message = (
-            f"{path} has run lengths of {size} for {name}, which is {width} x {height}; unpack the annotations again."
-        )
-        raise DataError(message, path, "size")
+        sizes = f"{drawn.shape[1]} x {drawn.shape[0]} for {name}, which is {width} x {height}"
+        raise DataError(f"{path} has run lengths of {sizes}; unpack the annotations again.", path, "size")
     return drawn

@@ -253,7 +253,7 @@ def _unpack(path: Path, to: Path, inside: str) -> None:
                 if not member.isfile():
                     raise ValueError(f"{path} holds {name!r}, a link or a device; do not trust this archive.")
                 tar.extract(member.replace(name=name, deep=False), to, filter="data")
-        while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+        while tar.fileobj is not None and tar.fileobj.read(CHUNK_BYTES):
             pass  # up to the checksum, which tarfile does not read
 
 

@@ -27,13 +27,13 @@ def open_data(spec: str, split: str) -> Dataset:
         raise ValueError(f"The dataset {spec!r} is not known; give one of {_SPECS}.")
     if kind == "synthetic":
         return _open_synthetic(path, split)
-    if kind in _KINDS and not Path(path).exists():
+    if kind == "folder":
+        return folder(path, None if split in ("", "all") else split)
+    if not Path(path).exists():
         raise FileNotFoundError(
             f"{path} does not exist; give the folder of {kind} as {kind}:PATH, or fetch it into data/{kind} with: "
             f"deepmrf data get {kind}"
         )
-    if kind == "folder":
-        return folder(path, None if split in ("", "all") else split)
     return _KINDS[kind](path, split)
 
 
