@@ -77,9 +77,6 @@ class Dataset(Sequence[Item]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self.items)
-
     @overload
     def __getitem__(self, index: int) -> Item: ...
     @overload

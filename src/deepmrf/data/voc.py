@@ -75,7 +75,7 @@ def mat_reader() -> Callable[[str], Any]:
     return reader
 
 
-def merge_sbd(folder: Path, say: Callable[[str], None] = print) -> list[Path]:
+def merge_sbd(folder: Path) -> list[Path]:
     """Add FOLDER/sbd to FOLDER/voc and FOLDER/animals, whichever are there; return those that have trainaug.txt."""
     merged = []
     for root in (folder / "voc", folder / "animals"):
@@ -85,7 +85,7 @@ def merge_sbd(folder: Path, say: Callable[[str], None] = print) -> list[Path]:
             continue
         if (folder / "sbd" / "cls").is_dir() and not trainaug.exists():
             add_sbd(root, folder / "sbd")
-            say(f"SBD's masks are merged: {trainaug} lists {len(read_list(trainaug)):,} images.")
+            print(f"SBD's masks are merged: {trainaug} lists {len(read_list(trainaug)):,} images.")
         if trainaug.exists():
             merged.append(root)
     return merged

@@ -40,16 +40,16 @@ class Weights:
     """A Python package that holds the file's tensors as models/NAME.pth."""
 
 
-def get_weights(name: str, to: Path, say: Callable[[str], None] = print) -> Path:
+def get_weights(name: str, to: Path) -> Path:
     """Fetch weights by name, and write TO/NAME.safetensors; a file that is there stays."""
     path = to / f"{name}.safetensors"
     if path.exists():
-        say(f"{path} is there already.")
+        print(f"{path} is there already.")
         return path
     weights = WEIGHTS[name]
     if (packaged := _packaged(weights.package)) is not None:
         write_bytes(path, save(packaged))
-        say(f"Wrote {path} from the package {weights.package}.")
+        print(f"Wrote {path} from the package {weights.package}.")
         return path
     try:
         source = huggingface_hub.hf_hub_download(weights.repository, HUB_FILE)
@@ -60,7 +60,7 @@ def get_weights(name: str, to: Path, say: Callable[[str], None] = print) -> Path
             f"connection and try again, {install}or put a safetensors file of these weights in place as {path}."
         ) from error
     write_bytes(path, save(weights.convert(load_file(source))))
-    say(f"Wrote {path}.")
+    print(f"Wrote {path}.")
     return path
 
 

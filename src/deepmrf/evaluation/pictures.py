@@ -50,6 +50,11 @@ class Compared:
         """What the MRF adds."""
         return self.model - self.network
 
+    @property
+    def caption(self) -> str:
+        scores = f"{100 * self.model:.2f} % of pixels right, network {100 * self.network:.2f} %"
+        return f"{self.name}: {scores}, gain {100 * self.gain:+.2f}"
+
 
 class Gallery:
     """The images so far. `add` is a Show of evaluate.py; `write` writes the page."""
@@ -88,7 +93,7 @@ class Gallery:
             "All others, by gain": others,
         }
         content = [
-            (heading, "".join(linked_figure(image.file, _caption(image)) for image in images))
+            (heading, "".join(linked_figure(image.file, image.caption) for image in images))
             for heading, images in sections.items()
             if images
         ]
@@ -115,13 +120,6 @@ def difference(
     picture[~wrong_before & wrong_after] = LOST
     picture[wrong_before & wrong_after] = BOTH_WRONG
     return picture.astype(np.uint8)
-
-
-def _caption(image: Compared) -> str:
-    return (
-        f"{image.name}: {100 * image.model:.2f} % of pixels right, network {100 * image.network:.2f} %, "
-        f"gain {100 * image.gain:+.2f}"
-    )
 
 
 def _legend(labels: LabelSet) -> str:
