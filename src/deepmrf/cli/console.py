@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -92,9 +91,7 @@ class Bars:
         self.timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.timer.cancel()
         self.timer.join()
         self.rich.stop()

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -54,9 +53,7 @@ class WorkQueue(Generic[T, R]):
     def __enter__(self) -> WorkQueue[T, R]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -121,6 +118,6 @@ class Behind(Generic[T]):
         """Wait until all is done; raise what failed."""
         while self._queue:
             self._queue.take()[1].result()
-        self._queue.__exit__(None, None, None)
+        self._queue.__exit__()
         if self._error is not None:
             raise self._error

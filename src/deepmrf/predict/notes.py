@@ -82,7 +82,7 @@ def _head(path: Path) -> bytes:
 def is_result(path: Path) -> bool:
     """Is this a label map or an overlay that deepmrf wrote, and so no image to segment?"""
     name = path.name.lower()
-    return is_label_map(path) if name.endswith(".png") else name.endswith(OVERLAY) and _is_overlay(path)
+    return is_label_map(path) if name.endswith(".png") else name.endswith(OVERLAY) and is_overlay(path)
 
 
 def not_ours(labels: Path, companions: list[Path]) -> Path | None:
@@ -92,7 +92,7 @@ def not_ours(labels: Path, companions: list[Path]) -> Path | None:
     noted = read_note(labels)
     named = () if noted is None else noted[0].beside
     for path in companions:
-        kind, ours = ("overlay", _is_overlay) if path.name.endswith(OVERLAY) else ("probabilities", _is_probabilities)
+        kind, ours = ("overlay", is_overlay) if path.name.endswith(OVERLAY) else ("probabilities", _is_probabilities)
         if kind not in named and has_content(path) and not ours(path):
             return path
     return None
@@ -108,15 +108,11 @@ def overlay_comment(legend: bool) -> str:
     return f"{FIELD} legend" if legend else FIELD
 
 
-def is_overlay(path: Path, legend: bool) -> bool:
-    """Did deepmrf write this overlay, with or without a legend?"""
-    return _is_overlay(path) and _is_overlay(path, overlay_comment(True)) == legend
-
-
-def _is_overlay(path: Path, comment: str = FIELD) -> bool:
-    """Did deepmrf write this overlay, with a comment that begins so? Reads its first bytes alone."""
+def is_overlay(path: Path, legend: bool | None = None) -> bool:
+    """Did deepmrf write this overlay; if told, with or without a legend? Reads its first bytes alone."""
     head = _head(path)
-    return b"\xff\xfe" in head and comment.encode() in head
+    ours = b"\xff\xfe" in head and FIELD.encode() in head
+    return ours and legend in (None, overlay_comment(True).encode() in head)
 
 
 def _is_probabilities(path: Path) -> bool:

@@ -112,11 +112,8 @@ def segment_images(
     options = options or Options()
     check_targets(images, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    reading, writing = WorkQueue[_Job, Bytes](READERS), WorkQueue[_Job, _Written](WRITERS)
-    with reading, writing, kernels_for(segmenter, total or len(images)):
-        pipeline = _Pipeline(
-            segmenter, folder, options, reading, writing, progress, tile_progress, len(images), publish
-        )
+    pipeline = _Pipeline(segmenter, folder, options, progress, tile_progress, len(images), publish)
+    with pipeline.reading, pipeline.writing, kernels_for(segmenter, total or len(images)):
         try:
             progress(0, len(images))
             for image in images:
@@ -137,13 +134,12 @@ def kernels_for(segmenter: Segmenter, images: int) -> AbstractContextManager[Non
     return ops.use("torch") if single and small_windows and small_image and not compiled_before() else nullcontext()
 
 
-def noted_result(
-    segmenter: Segmenter, image: ImageFile, files: ResultFiles[Path], legend: bool
-) -> tuple[Note, tuple[int, int]] | None:
-    """The note and the (height, width) of results of this very image by this model with these settings, if all exist.
+Written = tuple[tuple[int, int], NDArray[np.int64], NDArray[np.float64]]
+"""(height, width) of an image that is done, and its `Segmentation.totals`."""
 
-    legend: of the overlay.
-    """
+
+def noted_result(segmenter: Segmenter, image: ImageFile, files: ResultFiles[Path], legend: bool) -> Written | None:
+    """What results of this very image, by this model with these settings, say of it; None unless all exist."""
     noted = read_note(files.labels)
     if noted is None:
         return None
@@ -153,10 +149,11 @@ def noted_result(
     except OSError:
         return None
     present = set(files.beside()) <= set(note.beside) and all(file.is_file() for file in files.all())
-    if files.overlay is not None and not is_overlay(files.overlay, legend):
-        return None
+    same_overlay = files.overlay is None or is_overlay(files.overlay, legend)
     complete = len(note.pixels) == len(note.confidences) == len(segmenter.labels.names)
-    return (note, size) if same and present and complete else None
+    if not (same and present and same_overlay and complete):
+        return None
+    return size, np.array(note.pixels, np.int64), np.array(note.confidences)
 
 
 @dataclass(frozen=True)
@@ -170,32 +167,27 @@ class _Job:
     """Of the image file as it was before it was read."""
 
 
-_Written = tuple[ImageReport, NDArray[np.int64], NDArray[np.float64]]
 _Group = list[tuple[_Job, Bytes]]
 
 
+@dataclass
 class _Pipeline:
     """The images under way: being read, waiting for others of their size, being written."""
 
-    def __init__(
-        self,
-        segmenter: Segmenter,
-        folder: Path,
-        options: Options,
-        reading: WorkQueue[_Job, Bytes],
-        writing: WorkQueue[_Job, _Written],
-        progress: Progress,
-        tile_progress: Progress,
-        total: int,
-        publish: Publish | None,
-    ) -> None:
-        self.segmenter, self.folder, self.options = segmenter, folder, options
-        self.reading, self.writing = reading, writing
-        self.progress, self.tile_progress, self.total, self.publish = progress, tile_progress, total, publish
+    segmenter: Segmenter
+    folder: Path
+    options: Options
+    progress: Progress
+    tile_progress: Progress
+    total: int
+    publish: Publish | None
+
+    def __post_init__(self) -> None:
+        self.reading, self.writing = WorkQueue[_Job, Bytes](READERS), WorkQueue[_Job, Written](WRITERS)
         self.waiting: dict[tuple[int, ...], _Group] = {}
         self.pixels_in_memory = 0
-        self.limit = BATCHES_AHEAD * options.batch
-        self.report = PredictReport(segmenter.labels.names)
+        self.limit = BATCHES_AHEAD * self.options.batch
+        self.report = PredictReport(self.segmenter.labels.names)
 
     @property
     def busy(self) -> bool:
@@ -204,8 +196,8 @@ class _Pipeline:
     def add(self, image: ImageFile) -> None:
         """Begin to read an image, once there is room for it."""
         files = image.results(self.folder, self.options.overlay, self.options.probabilities)
-        if not self.options.overwrite and (noted := noted_result(self.segmenter, image, files, self.options.legend)):
-            return self._take_earlier(image.path, files, *noted)
+        if not self.options.overwrite and (earlier := noted_result(self.segmenter, image, files, self.options.legend)):
+            return self._add(self.report.earlier, image.path, files, earlier)
         try:
             if not self.options.overwrite and (other := not_ours(files.labels, files.all()[1:])) is not None:
                 raise ValueError(
@@ -224,11 +216,10 @@ class _Pipeline:
         job = _Job(image.path, files, pixels, key)
         self.reading.put(job, read_image, image.path, self.segmenter.max_pixels)
 
-    def _take_earlier(self, path: Path, files: ResultFiles[Path], note: Note, size: tuple[int, int]) -> None:
-        """Count the results of an earlier run."""
-        pixels, sums = np.array(note.pixels, np.int64), np.array(note.confidences)
-        report = ImageReport(path, files, size, class_shares(self.report.names, pixels, sums))
-        self.report.earlier.append(report)
+    def _add(self, reports: list[ImageReport], path: Path, files: ResultFiles[Path], written: Written) -> None:
+        """Report the results of an image, and count them."""
+        size, pixels, sums = written
+        reports.append(ImageReport(path, files, size, class_shares(self.report.names, pixels, sums)))
         self.report.add(pixels, sums)
         self._tell()
 
@@ -282,16 +273,14 @@ class _Pipeline:
         job, future = self.writing.take()
         self.pixels_in_memory -= job.pixels
         try:
-            report, pixels, sums = future.result()
+            written = future.result()
         except OSError as error:
             if error.errno in DISK_ERRORS:
                 raise OSError(error.errno, f"{error.strerror}: {job.files.labels} could not be written.") from error
             return self._fail(job.path, error)
         except (ValueError, MemoryError) as error:
             return self._fail(job.path, error)
-        self.report.done.append(report)
-        self.report.add(pixels, sums)
-        self._tell()
+        self._add(self.report.done, job.path, job.files, written)
 
     def stop(self) -> None:
         """After Ctrl-C: finish what is being written and drop the rest."""
@@ -311,7 +300,7 @@ class _Pipeline:
         self.progress(len(report.done) + len(report.earlier) + len(report.failed), self.total)
 
 
-def _write(job: _Job, result: Segmentation, identity: str, legend: bool, publish: Publish | None = None) -> _Written:
+def _write(job: _Job, result: Segmentation, identity: str, legend: bool, publish: Publish | None = None) -> Written:
     """Write the files of one image, the label map last: where it is, all is."""
     if job.files.overlay is not None:
         result.save_overlay(job.files.overlay, legend=legend)
@@ -323,4 +312,4 @@ def _write(job: _Job, result: Segmentation, identity: str, legend: bool, publish
     if publish is not None:
         publish(job.files)
     height, width = result.labels.shape
-    return ImageReport(job.path, job.files, (height, width), class_shares(result.names, pixels, sums)), pixels, sums
+    return (height, width), pixels, sums

@@ -152,9 +152,7 @@ def tiled_labels(
     for number, part in enumerate(parts, 1):
         piece = torch.from_numpy(np.ascontiguousarray(image[part.outer].transpose(2, 0, 1)))[None]
         values = predict(piece.to(device))[0][(slice(None), *part.cut)]  # (L, h, w)
-        best = values.max(0)
-        labels[part.inner] = best.indices.to(torch.uint8).cpu().numpy()
-        confidence[part.inner] = best.values.half().cpu().numpy()
+        labels[part.inner], confidence[part.inner] = _best(values)
         if probabilities is not None:
             probabilities[(slice(None), *part.inner)] = values.cpu().numpy()
         progress(number, len(parts))
@@ -164,8 +162,7 @@ def tiled_labels(
 def enlarged_labels(probabilities: Tensor, height: int, width: int) -> Labels:
     """(labels, confidence) (H, W) of probabilities (L, h, w) enlarged bilinearly, a band of rows at a time."""
     if probabilities.shape[1:] == (height, width):
-        best = probabilities.max(0)
-        return best.indices.to(torch.uint8).cpu().numpy(), best.values.half().cpu().numpy()
+        return _best(probabilities)
     labels, confidence = np.empty((height, width), np.uint8), np.empty((height, width), np.float16)
     last = probabilities.shape[1] - 1
     band = max(1, MAX_ENLARGED_NUMBERS // (len(probabilities) * width))
@@ -176,7 +173,11 @@ def enlarged_labels(probabilities: Tensor, height: int, width: int) -> Labels:
         above = source.long()
         weight = (source - above)[:, None]
         between = probabilities[:, above] * (1 - weight) + probabilities[:, (above + 1).clamp_max(last)] * weight
-        best = functional.interpolate(between[None], (len(source), width), mode="bilinear")[0].max(0)
-        labels[rows] = best.indices.to(torch.uint8).cpu().numpy()
-        confidence[rows] = best.values.half().cpu().numpy()
+        enlarged = functional.interpolate(between[None], (len(source), width), mode="bilinear")[0]
+        labels[rows], confidence[rows] = _best(enlarged)
     return labels, confidence
+
+
+def _best(probabilities: Tensor) -> Labels:
+    best = probabilities.max(0)
+    return best.indices.to(torch.uint8).cpu().numpy(), best.values.half().cpu().numpy()
