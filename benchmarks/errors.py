@@ -50,8 +50,8 @@ from deepmrf.evaluation.intervals import ImageConfusions
 from deepmrf.evaluation.metrics import confusion
 from deepmrf.evaluation.models import MODEL, NETWORK, open_models
 from deepmrf.evaluation.regions import dilate
-from deepmrf.predict.devices import chosen_device
 from deepmrf.predict.regions import find_regions
+from deepmrf.predict.segmenter import chosen_device
 
 BORDERS = (1, 2, 4, 8)
 WINDOWS = (5, 9, 25, 51)

@@ -49,7 +49,7 @@ def calibrate_command(
         from deepmrf.evaluation.calibration import TEMPERATURES, best, calibrate
         from deepmrf.evaluation.models import open_models
         from deepmrf.models.parsing_network import write_model
-        from deepmrf.predict.devices import chosen_device
+        from deepmrf.predict.segmenter import chosen_device
 
         if out is not None:  # before minutes are spent
             check_folder(out, "the calibrated model")

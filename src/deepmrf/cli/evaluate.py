@@ -90,8 +90,8 @@ def evaluate_command(
         )
         from deepmrf.evaluation.pictures import Gallery
         from deepmrf.evaluation.submission import write_submission
-        from deepmrf.predict.devices import chosen_device
         from deepmrf.predict.scales import combined
+        from deepmrf.predict.segmenter import chosen_device
 
         for folder, content in ((out, "the scores"), (submission, "the label maps"), (pictures, "the pictures")):
             if folder is not None:  # before minutes are spent

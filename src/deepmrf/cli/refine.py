@@ -104,7 +104,7 @@ def refine_command(
     console = Console()
     with sentences():
         from deepmrf.data.remote import URL, path_or_url
-        from deepmrf.predict.devices import chosen_device
+        from deepmrf.predict.segmenter import chosen_device
         from deepmrf.refine.apply import Run, refine
         from deepmrf.refine.opening import open_mrf, open_preset
         from deepmrf.refine.remote import mirrored_folders

@@ -14,6 +14,5 @@ scales      predictors: averages over scales, mirror images and models
 tiles       large images and volumes, tile by tile
 frames      a sliding window over the frames of a video
 ahead       work in threads, ahead of and behind the main thread
-devices     the device to compute on
 installation    versions, devices, kernels, caches and extras, for `deepmrf doctor`
 """

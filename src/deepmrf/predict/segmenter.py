@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -28,7 +27,6 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
-from deepmrf.predict.devices import chosen_device, is_fast_in_bfloat16
 from deepmrf.predict.result import Segmentation, check_cleaning
 from deepmrf.predict.scales import combined, enlarged_labels, grid, margin, tiled, tiled_labels
 from deepmrf.unary.network import NO_ZOOM, Network
@@ -294,18 +292,25 @@ class Segmenter:
         return result
 
 
-def seconds_per_image(
-    name: str | os.PathLike[str], side: int, runs: int = 3, device: str | torch.device | None = None
-) -> float:
-    """Measure the seconds that a model takes for an image of `side` x `side`, as the fastest of some runs."""
-    segmenter = load(name, device=device)
-    image = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    seconds = []
-    for _ in range(runs + 1):  # the first compiles kernels
-        start = time.perf_counter()
-        segmenter(image, probabilities=False)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+def chosen_device(name: str | torch.device | None = None) -> torch.device:
+    """Return the device of that name, or for None the GPU if there is one; raise a ValueError if it cannot be used."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"device={name!r} is unknown: choose 'cpu' or 'cuda'.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={str(name)!r} was asked for, but PyTorch finds no GPU here: choose 'cpu'.")
+    try:
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(f"device={str(name)!r} cannot be used here: choose 'cpu' or 'cuda'.") from None
+    return device
+
+
+def is_fast_in_bfloat16(device: torch.device) -> bool:
+    """Does the processor multiply bfloat16 by itself (AVX-512 BF16, AMX)? Others imitate it, and are slower so."""
+    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return device.type == "cpu" and any(check() for check in checks if check is not None)
 
 
 def _enlarged(probabilities: Tensor, height: int, width: int) -> NDArray[np.float32]:

@@ -34,7 +34,7 @@ from deepmrf.data.writing import check_folder, replacing
 from deepmrf.layers import MeanField
 from deepmrf.models.folder import first_line
 from deepmrf.predict.ahead import map_ahead
-from deepmrf.predict.devices import chosen_device
+from deepmrf.predict.segmenter import chosen_device
 from deepmrf.predict.tiles import MAX_TILE_BYTES, Maps, bytes_per_pixel, in_tiles
 from deepmrf.refine.decode import MAX_PIXELS, check_gt_prob
 from deepmrf.refine.label_ids import BINARY, SOFT, LabelIds

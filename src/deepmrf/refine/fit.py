@@ -19,7 +19,7 @@ from pathlib import Path
 
 from deepmrf.data.progress import Phases, no_phases
 from deepmrf.layers import MeanField
-from deepmrf.predict.devices import chosen_device
+from deepmrf.predict.segmenter import chosen_device
 from deepmrf.refine.apply import refine_image
 from deepmrf.refine.examples import Examples, open_examples
 from deepmrf.refine.folds import groups_by_name, groups_by_video, split, thumbnail
