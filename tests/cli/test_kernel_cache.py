@@ -26,7 +26,7 @@ COMMANDS = """
 import os, resource, signal, sys
 from pathlib import Path
 import numba
-import deepmrf.predict.pipeline, deepmrf.video.inputs  # once for all processes below
+import deepmrf.predict.pipeline  # once for all processes below
 from deepmrf.cli import app
 
 def predict(out, cache, largest_file=resource.RLIM_INFINITY):

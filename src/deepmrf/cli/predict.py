@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from deepmrf.data.progress import Progress
     from deepmrf.data.remote import URL
     from deepmrf.predict.report import PredictReport
-    from deepmrf.predict.segmenter import Segmenter
 
 MAX_FAILURES_SHOWN = 20
 """Files that are named in a list of failures; the rest is counted."""
@@ -179,12 +177,14 @@ def predict_command(
         from deepmrf.data.remote import path_or_url
         from deepmrf.data.writing import write_text
         from deepmrf.predict.coco import write_coco
-        from deepmrf.predict.pipeline import Options
+        from deepmrf.predict.pipeline import Options, segment_files
         from deepmrf.predict.remote import segment_anywhere
         from deepmrf.predict.segmenter import MAX_PIXELS, load
 
-        out = path_or_url(out_text)
-
+        out: Path | URL = Path(out_text)
+        segment: Callable[..., PredictReport] = segment_files
+        if any("://" in text for text in (*inputs, out_text)):
+            out, segment = path_or_url(out_text), segment_anywhere
         with own_code(network):
             segmenter = load(
                 *(model or ["animals"]),
@@ -198,18 +198,34 @@ def predict_command(
                 min_area=_area(min_area),
                 min_confidence=min_confidence,
             )
-        options = video.VideoOptions(
-            *(overlay, labels, frames, fps, max_frames, flow, consistency, probabilities, legend, coco is not None),
-            frame_by_frame,
-            full_precision,
+        videos, inputs = video.find_videos(inputs, out, frames)
+        if videos:
+            _check_for_images(videos[0], probabilities, coco, ray)
+        video.check(videos, inputs, out, overlay, labels, flow)
+        if open_result and not isinstance(out, Path):
+            raise ValueError(f"--open shows files of this machine: leave it out for results at {out}.")
+        entries, code = video.predict_videos(
+            videos,
+            segmenter,
+            out,
+            overwrite,
+            console=console,
+            overlay=overlay,
+            fps=fps,
+            labels=labels,
+            flow=None if flow == "none" else flow,
+            consistency=consistency,
+            max_frames=max_frames,
+            frame_by_frame=frame_by_frame,
+            full_precision=full_precision,
+            legend=legend,
         )
-        inputs, videos, code = _without_videos(inputs, segmenter, out, overwrite, console, options, ray)
-        _check_out(inputs, out, open_result)
+        inputs = [] if code == 130 else inputs
         with Bars(console) as bars:
             written = Options(overlay, probabilities, overwrite, batch, legend)
             images, tiles = _progress(bars)
             if ray is None:
-                report = segment_anywhere(
+                report = segment(
                     segmenter, inputs, out, recursive=recursive, options=written, progress=images, tile_progress=tiles
                 )
             else:
@@ -222,7 +238,7 @@ def predict_command(
             if coco is not None:
                 write_coco(coco, report.images, segmenter.labels, bars.progress("outlines"))
         if summary is not None:
-            content = {"models": model or ["animals"], **report.to_dict(), "videos": videos}
+            content = {"models": model or ["animals"], **report.to_dict(), "videos": entries}
             write_text(summary, json.dumps(content, indent=1) + "\n")
     except (ValueError, OSError, TypeError, ImportError) as error:
         fail(error)
@@ -231,7 +247,7 @@ def predict_command(
     if inputs:
         _show(report, out, coco, console)
     if open_result:
-        _open(report, videos, out, console)
+        _open(report, entries, out, console)
     if code or report.failed or report.interrupted:
         raise typer.Exit(130 if report.interrupted else code or 1)
 
@@ -264,56 +280,14 @@ def _area(text: str) -> float:
     raise ValueError(f"--min-area {text} is no area: give pixels, such as 50, or per cent, such as 0.1%.")
 
 
-def _without_videos(
-    inputs: list[str],
-    segmenter: Segmenter,
-    out: Path | URL,
-    overwrite: bool,
-    console: Console,
-    options: video.VideoOptions,
-    ray: str | None,
-) -> tuple[list[str], list[dict[str, Any]], int]:
-    """Segment the videos among the inputs; return the other inputs, the videos' part of --json, and the exit code."""
-    from deepmrf.data.remote import path_or_url
-    from deepmrf.video.inputs import expand_videos, is_video, names_video
-
-    if not isinstance(out, Path) or any(not isinstance(path_or_url(text), Path) for text in inputs):
-        for text in (*inputs, str(out)):
-            if names_video(Path(text)):
-                raise ValueError(f"{text} is a video, which is not read from or written to URLs: copy it.")
-        return inputs, [], 0
-    inputs = expand_videos(inputs)
-    videos = [text for text in inputs if is_video(text, options.frames or names_video(out))]
-    if videos and ray is not None:
-        raise ValueError(f"{videos[0]} is a video, which one machine segments: leave --ray out.")
-    others = [text for text in inputs if text not in videos]
-    if videos or options.labels is not None or options.flow != video.VideoOptions.flow:
-        video.check(videos, out, options, others)
-    entries: list[dict[str, Any]] = []
-    code = 0
-    for text in videos:
-        ended = video.predict_video(
-            Path(text), segmenter, out, overwrite=overwrite, console=console, options=options, entries=entries
-        )
-        code = max(code, ended)
-        if ended == 130:  # Ctrl-C means all of it
-            return [], entries, code
-    return others, entries, code
-
-
-def _check_out(inputs: Sequence[str], out: Path | URL, open_result: bool) -> None:
-    """Refuse a video as the output of images, and to open a URL."""
-    from deepmrf.video.inputs import names_video
-
-    if not isinstance(out, Path):
-        if open_result:
-            raise ValueError(f"--open shows files of this machine: leave it out for results at {out}.")
-        return
-    images = [
-        path for text in inputs for path in ([text] if os.path.lexists(text) else glob.glob(text, recursive=True))
-    ]
-    if images and names_video(out) and not out.is_dir():
-        raise ValueError(f"{out} would be a video, but {images[0]} is an image: give a folder with --out.")
+def _check_for_images(path: str, probabilities: bool, coco: Path | None, ray: str | None) -> None:
+    """Refuse options that are for images alone, where there is a video."""
+    if ray is not None:
+        raise ValueError(f"{path} is a video, which one machine segments: leave --ray out.")
+    if probabilities:
+        raise ValueError("--probabilities is for images: those of every frame of a video would fill a disk.")
+    if coco is not None:
+        raise ValueError("--coco is for images: give the frames as a folder of images, without a video for --out.")
 
 
 def _show(report: PredictReport, out: Path | URL, coco: Path | None, console: Console) -> None:

@@ -1,10 +1,11 @@
-"""`deepmrf predict` on videos, folders of frames and cameras."""
+"""`deepmrf predict` on videos, folders of frames and cameras: which inputs they are, and what is printed of them."""
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,106 +14,142 @@ from rich.console import Console
 from deepmrf.cli.console import Bars, count, percent, say, share, table, warn
 
 if TYPE_CHECKING:
+    from deepmrf.data.remote import URL
     from deepmrf.predict.segmenter import Segmenter
     from deepmrf.video import FrameSource, VideoReport
 
-
-@dataclass(frozen=True)
-class VideoOptions:
-    """The options of `deepmrf predict` that concern videos."""
-
-    overlay: bool = True
-    """Write the video with its labels painted over it."""
-    labels: Path | None = None
-    """A folder for label maps, one PNG per frame."""
-    frames: bool = False
-    """Folders hold the frames of a video."""
-    fps: float = 25.0
-    """Frames per second of such folders."""
-    max_frames: int | None = None
-    """Stop after this many frames."""
-    flow: str = "dis-fast"
-    """"dis-fast", "dis" or "none"."""
-    consistency: bool = False
-    """Measure temporal consistency also for models of single frames."""
-    probabilities: bool = False
-    """Given, but only possible for images."""
-    legend: bool = True
-    """Draw the classes and their colours below or beside the frames."""
-    coco: bool = False
-    """Given, but only possible for images."""
-    frame_by_frame: bool = False
-    """Do not link frames, also where the model has a part for video."""
-    full_precision: bool = False
-    """The network computes in float32 also where bfloat16 is faster."""
+VIDEO_SUFFIXES = (
+    *(".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"),
+    *(".mts", ".m2ts", ".wmv", ".flv", ".3gp", ".ogv"),
+)
+"""Files with these suffixes are videos."""
+OVERLAY_SUFFIXES = ("_overlay.mp4", "_overlay.part.mp4")
+"""How the names of our own videos end, finished and unfinished."""
 
 
-def check(videos: list[str], out: Path, options: VideoOptions, others: Sequence[str] = ()) -> None:
+def names_video(path: str | Path) -> bool:
+    """Is this the name of a video file?"""
+    return Path(path).suffix.lower() in VIDEO_SUFFIXES
+
+
+def find_videos(inputs: Sequence[str], out: Path | URL, frames: bool) -> tuple[list[str], list[str]]:
+    """(video files, cameras and folders of frames; the other inputs). frames: folders hold the frames of a video.
+
+    Patterns that match videos, such as 'clips/*.mp4', are replaced by their matches. Our own videos with labels are
+    left out, unless there is nothing else.
+    """
+    if not isinstance(out, Path) or any(map(_is_url, inputs)):
+        for text in (*inputs, str(out)):
+            if names_video(text):
+                raise ValueError(f"{text} is a video, which is not read from or written to URLs: copy it.")
+        return [], list(inputs)
+    texts: list[str] = []
+    for text in inputs:
+        matches = [] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
+        texts += matches if any(map(names_video, matches)) else [text]
+    texts = [text for text in texts if not _is_overlay(text)] or texts
+    videos = [text for text in texts if _is_video(text, frames or names_video(out))]
+    return videos, [text for text in texts if text not in videos]
+
+
+def _is_url(text: str) -> bool:
+    if "://" not in text:
+        return False
+    from deepmrf.data.remote import URL, path_or_url
+
+    return isinstance(path_or_url(text), URL)  # file:// is a path
+
+
+def _is_overlay(text: str) -> bool:
+    if not text.lower().endswith(OVERLAY_SUFFIXES):
+        return False
+    from deepmrf.video.earlier import is_recording
+
+    with suppress(ImportError):  # without PyAV, every video is reported later
+        return is_recording(Path(text))
+    return False
+
+
+def _is_video(text: str, frames: bool) -> bool:
+    if os.path.isdir(text):
+        return frames
+    if os.path.isfile(text):
+        return names_video(text)
+    from deepmrf.video.reading import CAMERA_PREFIX
+
+    return text.startswith(CAMERA_PREFIX)
+
+
+def check(
+    videos: Sequence[str], others: Sequence[str], out: Path | URL, overlay: bool, labels: Path | None, flow: str
+) -> None:
     """Raise a ValueError where options do not fit the videos or the `others`, inputs that are no videos."""
-    from deepmrf.video.earlier import check_labels_folder
-    from deepmrf.video.inputs import names_video
-
-    if options.labels is not None and not videos and all(os.path.lexists(text) for text in others):
+    if labels is not None and not videos and all(os.path.lexists(text) for text in others):
         raise ValueError("--labels is for videos: the label maps of images are written into --out.")
-    if options.flow not in ("dis-fast", "dis", "none"):
-        raise ValueError(f"--flow {options.flow} is unknown: choose dis-fast, dis or none.")
-    if videos and not options.overlay and options.labels is None:
+    if flow not in ("dis-fast", "dis", "none"):
+        raise ValueError(f"--flow {flow} is unknown: choose dis-fast, dis or none.")
+    if videos and not overlay and labels is None:
         raise ValueError("Nothing would be written of the video: give --labels DIR, or leave out --no-overlay.")
-    if videos and options.probabilities:
-        raise ValueError("--probabilities is for images: those of every frame of a video would fill a disk.")
-    if videos and options.coco:
-        raise ValueError("--coco is for images: give the frames as a folder of images, without a video for --out.")
-    if len(videos) > 1 and options.labels is not None:
-        raise ValueError(f"{options.labels} would get the label maps of {len(videos)} videos: give them in turn.")
+    if len(videos) > 1 and labels is not None:
+        raise ValueError(f"{labels} would get the label maps of {len(videos)} videos: give them in turn.")
     if len(videos) > 1 and names_video(out):
         raise ValueError(f"{out} is one video, but {len(videos)} were given: give a folder for them with --out.")
-    if options.labels is not None and videos:
-        check_labels_folder(options.labels, Path(videos[0]))
+    if names_video(out) and not Path(out).is_dir():
+        for text in others:
+            for image in [text] if os.path.lexists(text) else glob.glob(text, recursive=True):
+                raise ValueError(f"{out} would be a video, but {image} is an image: give a folder with --out.")
+    if labels is not None and videos:
+        from deepmrf.video.earlier import check_labels_folder
+
+        check_labels_folder(labels, Path(videos[0]))
     stems = [Path(text).stem.casefold() for text in videos]
     for number, stem in enumerate(stems):
         if stem in stems[:number]:
             both = f"{videos[stems.index(stem)]} and {videos[number]}"
-            raise ValueError(f"{both} would both be {out / Path(videos[number]).stem}_overlay.mp4: give them in turn.")
+            target = Path(out) / f"{Path(videos[number]).stem}_overlay.mp4"
+            raise ValueError(f"{both} would both be {target}: give them in turn.")
+
+
+def predict_videos(videos: Sequence[str], *arguments: Any, **options: Any) -> tuple[list[dict[str, Any]], int]:
+    """`predict_video` for each; return their part of --json and the exit code. Ctrl-C, code 130, means all of them."""
+    entries: list[dict[str, Any]] = []
+    code = 0
+    for path in videos:
+        code = max(code, predict_video(Path(path), *arguments, entries=entries, **options))
+        if code == 130:
+            break
+    return entries, code
 
 
 def predict_video(
-    path: Path | str,
+    path: Path,
     segmenter: Segmenter,
     out: Path,
+    overwrite: bool,
     *,
-    overwrite: bool = False,
-    console: Console | None = None,
-    options: VideoOptions | None = None,
-    entries: list[dict[str, Any]] | None = None,
+    overlay: bool,
+    fps: float,
+    console: Console,
+    entries: list[dict[str, Any]],
+    **options: Any,
 ) -> int:
-    """Segment one video and print what it shows; return the exit code, and append the video's part of --json."""
+    """Segment one video and print what it shows; return the exit code, and append the video's part of --json.
+
+    options: those of `deepmrf.video.record`.
+    """
     from deepmrf.video import ExistingFileError, open_source, record
 
-    console, options = console or Console(highlight=False), options or VideoOptions()
     try:
-        source = open_source(path, options.fps, segmenter.max_pixels)
+        source = open_source(path, fps, segmenter.max_pixels)
+        target = _target(source, out) if overlay else None
         with Bars(console) as bars:
-            report = record(
-                segmenter,
-                source,
-                _target(source, out) if options.overlay else None,
-                labels=options.labels,
-                flow=None if options.flow == "none" else "dis" if options.flow == "dis" else "dis-fast",
-                consistency=options.consistency,
-                max_frames=options.max_frames,
-                frame_by_frame=options.frame_by_frame,
-                full_precision=options.full_precision,
-                legend=options.legend,
-                overwrite=overwrite,
-                resume=not overwrite,
-                progress=bars.progress(Path(source.name).name, "frames"),
-            )
+            options["progress"] = bars.progress(Path(source.name).name, "frames")
+            report = record(segmenter, source, target, overwrite=overwrite, resume=not overwrite, **options)
     except (ValueError, OSError, ImportError) as error:
         hint = " --overwrite replaces it." if isinstance(error, ExistingFileError) else ""
         warn([str(error).splitlines()[0] + hint], console)
         return 1
-    if entries is not None:
-        entries.append(report.to_dict(source))
+    entries.append(report.to_dict(source))
     if report.done_before == "all":
         say(f"{report.path} is there already: --overwrite does it again.", console)
         return 0
@@ -121,8 +158,6 @@ def predict_video(
 
 def _target(source: FrameSource, out: Path) -> Path:
     """The video to write: `out` itself, or one in the folder `out`."""
-    from deepmrf.video.inputs import names_video
-
     if names_video(out):
         return out
     if out.exists() and not out.is_dir():

@@ -5,7 +5,6 @@
         ...                                       # seconds, the frame, its Segmentation
     report = deepmrf.video.record(segmenter, "drive.mp4", "out.mp4")
 
-inputs        which inputs are videos
 reading       FrameSource: video files, folders of images and cameras as frames with exact times
 writing       Writer: a video file, with the sound of another file
 windows       models that look at several frames: each frame between its neighbours, linked along the flow

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from deepmrf.cli.video import names_video
 from deepmrf.data.files import Bytes, image_size, one_line, read_image
 from deepmrf.data.images import shrunk
 from deepmrf.data.labels import LabelSet
@@ -23,7 +24,6 @@ from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.matching import describe_size
 from deepmrf.refine.opening import ids_shown
 from deepmrf.refine.predictions import PredictionFiles, count_labels, open_prediction
-from deepmrf.video.inputs import names_video
 from deepmrf.video.reading import open_source
 
 MEGABYTE, MEGAPIXEL = 1_000_000, 1_000_000
