@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ class ImageReport:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
         files = {name: str(path) for name, path in vars(self.files).items() if path is not None}
-        height, width = self.size
-        return {"image": str(self.path), "height": height, "width": width, **files, "found": _plain(self.classes)}
+        (height, width), classes = self.size, [share.to_dict() for share in self.classes]
+        return {"image": str(self.path), "height": height, "width": width, **files, "found": classes}
 
 
 @dataclass
@@ -65,12 +64,8 @@ class PredictReport(ClassTotals):
         """As plain JSON."""
         return {
             "classes": list(self.names),
-            "found": _plain([share for share, _ in self.summary()]),
+            "found": [share.to_dict() for share, _ in self.summary()],
             "images": [image.to_dict() for image in self.images],
             "skipped": [str(path) for path in self.skipped],
             "failed": [{"image": str(path), "why": reason} for path, reason in self.failed],
         }
-
-
-def _plain(classes: Sequence[ClassShare]) -> list[dict[str, Any]]:
-    return [{"class": c.name, "share": round(c.share, 6), "confidence": round(c.confidence, 4)} for c in classes]

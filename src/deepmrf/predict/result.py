@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,10 @@ class ClassShare(NamedTuple):
     """The part of all pixels that have this label."""
     confidence: float
     """The mean probability of the label on those pixels."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {"class": self.name, "share": round(self.share, 6), "confidence": round(self.confidence, 4)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

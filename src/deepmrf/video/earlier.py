@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -52,16 +51,12 @@ def part_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}.part{path.suffix}")
 
 
-def is_recording(path: Path) -> bool:
-    """Was this video recorded by deepmrf?"""
+def is_recording(path: Path, otherwise: bool = False) -> bool:
+    """Was this video recorded by deepmrf? `otherwise` is the answer for a file that is no video."""
     av = import_av()
     with contextlib.suppress(av.FFmpegError, ValueError), av.open(str(path), metadata_errors="replace") as file:
-        return _is_ours(file)
-    return False
-
-
-def _is_ours(file: Any) -> bool:
-    return any(comment.startswith("deepmrf ") for comment in _comments(file))
+        return any(comment.startswith("deepmrf ") for comment in _comments(file))
+    return otherwise
 
 
 def check_out(path: Path, source: FrameSource) -> None:
@@ -80,35 +75,22 @@ def done_before(
 ) -> Done:
     """What earlier recordings have finished; raises ExistingFileError if another file would be replaced."""
     if has_content(path):
-        earlier = _read_earlier(path, video_note)
-        if earlier.complete or (max_frames is not None and earlier.frames >= max_frames):
-            frames = earlier.frames if max_frames is None else min(earlier.frames, max_frames)
+        frames, complete = _read_earlier(path, video_note)
+        if complete or (max_frames is not None and frames >= max_frames):
+            frames = frames if max_frames is None else min(frames, max_frames)
             has_labels = labels is None or sum(is_label_map(file, note) for file in labels.glob("*.png")) >= frames
             return "all" if has_labels and not consistency else "overlay"
-    if has_content(part_of(path)) and _is_of_others(part_of(path)):
-        raise _is_other(part_of(path))
+    part = part_of(path)
+    if has_content(part) and not is_recording(part, otherwise=True):  # a killed process may leave a few bytes
+        raise _is_other(part)
     return "nothing"
 
 
-def _is_of_others(part: Path) -> bool:
-    """Is this a video that deepmrf did not record? A process that is killed early leaves no video, but a few bytes."""
-    av = import_av()
-    with contextlib.suppress(av.FFmpegError, ValueError), av.open(str(part), metadata_errors="replace") as file:
-        return not _is_ours(file)
-    return False
+def _read_earlier(path: Path, note: str) -> tuple[int, bool]:
+    """(the frames of a video with this note, are they all of its source?).
 
-
-@dataclass(frozen=True)
-class _EarlierVideo:
-    """A video that was recorded before."""
-
-    frames: int
-    complete: bool
-    """Does it hold every frame of its source?"""
-
-
-def _read_earlier(path: Path, note: str) -> _EarlierVideo:
-    """Read what a video with this note holds; raise ExistingFileError if it is unreadable or has another note."""
+    Raise ExistingFileError if it is unreadable or has another note.
+    """
     av = import_av()
     try:
         with av.open(str(path), metadata_errors="replace") as file:
@@ -116,7 +98,7 @@ def _read_earlier(path: Path, note: str) -> _EarlierVideo:
             if comment is not None and file.streams.video:
                 frames, intact = _count_frames(file)
                 limit = comment.removeprefix(note).removeprefix(LIMIT)
-                return _EarlierVideo(frames, intact and (not limit or frames < int(limit)))
+                return frames, intact and (not limit or frames < int(limit))
     except (av.FFmpegError, ValueError):
         raise ExistingFileError(f"{path} is unfinished or damaged: choose another file.") from None
     raise _is_other(path)

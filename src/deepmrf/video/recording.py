@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -26,16 +27,8 @@ from deepmrf.flow.estimation import Method
 from deepmrf.predict.ahead import Behind
 from deepmrf.predict.result import legend_colours
 from deepmrf.predict.segmenter import Segmenter
+from deepmrf.video import earlier
 from deepmrf.video.clock import Clock
-from deepmrf.video.earlier import (
-    check_label_map,
-    check_label_maps,
-    check_out,
-    comment_of,
-    done_before,
-    note_of,
-    part_of,
-)
 from deepmrf.video.reading import DEFAULT_FPS, FrameSource
 from deepmrf.video.report import VideoReport
 from deepmrf.video.streaming import FrameResult, Stream, segment_video
@@ -89,24 +82,24 @@ def record(
         frame_by_frame=frame_by_frame,
         full_precision=full_precision,
     )
-    note, video_note = (note_of(stream.segmenter, stream.source, flow, with_legend) for with_legend in (False, legend))
+    note, video_note = (earlier.note_of(stream.segmenter, stream.source, flow, drawn) for drawn in (False, legend))
     report = VideoReport(segmenter.labels.names, path, folder)
     if path is not None:
-        check_out(path, stream.source)
+        earlier.check_out(path, stream.source)
         if resume and not overwrite:
-            report.done_before = done_before(path, folder, video_note, note, max_frames, consistency)
+            report.done_before = earlier.done_before(path, folder, video_note, note, max_frames, consistency)
         if report.done_before == "all":
             return report
     if folder is not None:
-        check_label_maps(folder, stream.source, max_frames, None if overwrite else note)
+        earlier.check_label_maps(folder, stream.source, max_frames, None if overwrite else note)
     entries = list(legend_colours(segmenter.labels).items()) if legend else []
-    _write_all(stream, _Sink(report, stream, note, video_note, entries, overwrite), progress or no_progress)
+    _write_all(_Sink(report, stream, note, video_note, entries, overwrite), progress or no_progress)
     return report
 
 
-def _write_all(stream: Stream, sink: _Sink, progress: Progress) -> None:
+def _write_all(sink: _Sink, progress: Progress) -> None:
     """Write the frames of the stream in a thread, and complete the report."""
-    report = sink.report
+    report, stream = sink.report, sink.stream
     behind = Behind(sink.write, FRAMES_WAITING_TO_BE_WRITTEN)
     try:
         for frame_result in stream:
@@ -120,12 +113,12 @@ def _write_all(stream: Stream, sink: _Sink, progress: Progress) -> None:
             raise
     finally:
         with _ignoring_ctrl_c():
-            _finish(stream, behind, sink)
+            _finish(behind, sink)
 
 
-def _finish(stream: Stream, behind: Behind[FrameResult], sink: _Sink) -> None:
+def _finish(behind: Behind[FrameResult], sink: _Sink) -> None:
     """Close everything, and complete the report."""
-    report = sink.report
+    report, stream = sink.report, sink.stream
     stream.close()
     for finish in (behind.finish, sink.close):
         try:
@@ -134,36 +127,23 @@ def _finish(stream: Stream, behind: Behind[FrameResult], sink: _Sink) -> None:
             report.failed = report.failed or _sentence(error)
     report.skipped, report.consistency = stream.source.skipped, stream.consistency
     if not (report.interrupted or report.failed):
-        report.missing = _missing(stream, sink)
+        report.missing = sink.missing()
     report.seconds = stream.seconds | sink.clock.seconds
 
 
-def _missing(stream: Stream, sink: _Sink) -> int:
-    """The number of frames that the source should have given."""
-    if stream.source.length is None or stream.length is None:
-        return 0
-    missing = stream.length - sink.report.frames - sink.report.skipped
-    if stream.source.counted:
-        return missing if missing > COUNT_TOLERANCE else 0
-    least = max(MIN_FRAMES_MISSING, int(MIN_SHARE_MISSING * stream.length))
-    return missing if missing > least and sink.missing_at_end(stream.length) > least else 0
-
-
+@dataclass
 class _Sink:
     """Paints, encodes, saves and counts the frames of a stream."""
 
-    def __init__(
-        self,
-        report: VideoReport,
-        stream: Stream,
-        note: str,
-        video_note: str,
-        legend_entries: Sequence[LegendEntry],
-        overwrite: bool,
-    ) -> None:
-        self.report, self.source, self.max_frames = report, stream.source, stream.max_frames
-        self.note, self.video_note, self.legend_entries = note, video_note, legend_entries
-        self.overwrite, self.clock = overwrite, Clock()
+    report: VideoReport
+    stream: Stream
+    note: str
+    video_note: str
+    legend_entries: Sequence[LegendEntry]
+    overwrite: bool
+
+    def __post_init__(self) -> None:
+        self.clock = Clock()
         self.writer: Writer | None = None
         self.sheet: Image.Image | None = None
         self.first = self.last = Fraction(0)
@@ -174,7 +154,7 @@ class _Sink:
         report = self.report
         with self.clock("writing"):
             if report.labels is not None and not self.overwrite:
-                check_label_map(report.labels / f"{frame.name}.png", self.note)
+                earlier.check_label_map(report.labels / f"{frame.name}.png", self.note)
             if report.path is not None and report.done_before == "nothing":
                 picture = np.asarray(self._with_legend(result.overlay()))
                 if self.writer is None:
@@ -201,26 +181,31 @@ class _Sink:
 
     def _frames_until(self, time: Fraction) -> int:
         """The number of frames that fit between the last frame and a time."""
-        return int((time - self.last) * self.source.rate) - 1
+        return int((time - self.last) * self.stream.source.rate) - 1
 
-    def missing_at_end(self, length: int) -> int:
-        """The number of frames that fit between the last frame and the end of a source of `length` frames.
-
-        0 if other gaps are as long: where frames are far apart, as in a slide show, the rate was estimated too high.
-        """
-        gap = self._frames_until(self.first + length / self.source.rate)
-        return gap if gap > 2 * self.longest_gap else 0
+    def missing(self) -> int:
+        """The number of frames that the source should have given."""
+        source, length = self.stream.source, self.stream.length
+        if source.length is None or length is None:
+            return 0
+        missing = length - self.report.frames - self.report.skipped
+        if source.counted:
+            return missing if missing > COUNT_TOLERANCE else 0
+        least = max(MIN_FRAMES_MISSING, int(MIN_SHARE_MISSING * length))
+        at_end = self._frames_until(self.first + length / source.rate)
+        # Where frames are far apart, as in a slide show, the rate was estimated too high: other gaps are as long.
+        return missing if missing > least and at_end > max(least, 2 * self.longest_gap) else 0
 
     def _open_writer(self, path: Path, size: tuple[int, ...]) -> Writer:
-        source = self.source
+        source = self.stream.source
         writer = Writer(
-            part_of(path),
+            earlier.part_of(path),
             (size[0], size[1]),
             rate=source.rate,
             time_base=source.time_base,
             sound=source.sound,
             aspect=source.aspect,
-            note=comment_of(self.video_note, self.max_frames),
+            note=earlier.comment_of(self.video_note, self.stream.max_frames),
         )
         self.report.silent = writer.silent
         return writer
@@ -233,8 +218,8 @@ class _Sink:
         report.path = self.writer.path
         stopped = report.interrupted or bool(report.failed)
         with self.clock("writing"):
-            self.writer.close(all_sound=not stopped and report.frames != self.max_frames)
-        if not report.failed and (self.source.live or not stopped):
+            self.writer.close(all_sound=not stopped and report.frames != self.stream.max_frames)
+        if not report.failed and (self.stream.source.live or not stopped):
             os.replace(self.writer.path, out.resolve() if out.is_symlink() else out)
             report.path = out
 

@@ -64,15 +64,11 @@ class VideoReport(ClassTotals):
         }
         if self.done_before == "all":
             return files | {"there_already": True}
-        classes = [
-            {"class": c.name, "share": round(c.share, 6), "confidence": round(c.confidence, 4), "frames": frames}
-            for c, frames in self.summary()
-        ]
         return files | {
             "frames": self.frames,
             "skipped": self.skipped,
             "complete": not (self.interrupted or self.failed or self.missing),
             "consistency": self.consistency,
             "seconds": {stage: round(seconds, 3) for stage, seconds in self.seconds.items()},
-            "found": classes,
+            "found": [share.to_dict() | {"frames": frames} for share, frames in self.summary()],
         }

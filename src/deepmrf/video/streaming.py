@@ -69,15 +69,9 @@ def segment_video(
     source = open_source(source, fps, segmenter.max_pixels)
     # Models of clips have always told their consistency; for others it takes time that was not asked for.
     consistency = consistency or (flow is not None and any(model.spans_time for model in segmenter.models))
-    return Stream(segmenter_for(segmenter, flow, frame_by_frame, full_precision), source, flow, consistency, max_frames)
-
-
-def segmenter_for(
-    segmenter: Segmenter, flow: Method | None, frame_by_frame: bool, full_precision: bool = False
-) -> Segmenter:
-    """The segmenter whose models see the frames of a video as `segment_video` describes it."""
-    links = flow is not None and not frame_by_frame and segmenter.tile is None
-    return segmenter.for_video(full_precision) if links else segmenter
+    if flow is not None and not frame_by_frame and segmenter.tile is None:
+        segmenter = segmenter.for_video(full_precision)
+    return Stream(segmenter, source, flow, consistency, max_frames)
 
 
 class Stream(Iterator[FrameResult]):

@@ -176,5 +176,4 @@ class ClipSegmenter:
                 q if q.shape[1:] == size else functional.interpolate(q[None], size, mode="bilinear")[0]
                 for q in of_frame
             ]
-            total = same_size[0] if len(same_size) == 1 else torch.stack(same_size).mean(0)
-            yield total
+            yield same_size[0] if len(same_size) == 1 else torch.stack(same_size).mean(0)
