@@ -17,6 +17,9 @@ IMAGE_DEFAULTS |= {"penalty_steps": 60}
 VOLUME_DEFAULTS = IMAGE_DEFAULTS | {"window": 5, "context_size": 3, "crop": 48, "batch": 2, "penalty_steps": 40}
 """The defaults of FitSettings, repeated so that --help need not import PyTorch; a test holds them equal."""
 
+FOLDERS = ("predictions", "images", "masks", "out")
+"""The parameters of the command that are folders; the others have the names of the fields of FitSettings."""
+
 FIT_HELP = """Learn an MRF for predictions that a network has saved, and say by cross-validation what it gains.
 
 Predictions, images and masks have equal names. Predictions: NAME.npy or .npz (L, H, W), a grey PNG per label
@@ -98,34 +101,14 @@ def fit_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Learn an MRF for saved predictions."""
-    options: dict[str, Any] = {
-        "kernel": kernel,
-        "gate": gate,
-        "temperature": temperature,
-        "groups": groups,
-        "labels": labels,
-        "window": window,
-        "contexts": contexts,
-        "context_size": context_size,
-        "crop": crop,
-        "batch": batch,
-        "penalty_steps": penalty_steps,
-        "contexts_steps": contexts_steps,
-    }
+    options = {name: value for name, value in locals().items() if name not in FOLDERS and value is not None}
     process.prepare()
     console = Console()
     with sentences():
         from deepmrf.refine.fit import default_settings, fit
         from deepmrf.refine.report import check_fit_folder
 
-        settings = replace(
-            default_settings(images),
-            minutes=minutes,
-            folds=folds,
-            seed=seed,
-            device=device,
-            **{name: value for name, value in options.items() if value is not None},
-        )
+        settings = replace(default_settings(images), **options)
         check_fit_folder(out)  # before minutes are spent
         with Bars(console) as bars:
             report = fit(predictions, images, masks, settings, bars.progress)

@@ -157,7 +157,7 @@ class Names:
     urls: dict[str, str] = field(default_factory=dict)
     """Of files, and of folders for all below them."""
 
-    def url(self, path: Path) -> URL | None:
+    def url(self, path: Path | URL) -> URL | None:
         """The URL that a path stands for; None for a path that is meant itself."""
         below = ""
         text = str(path)
@@ -168,7 +168,7 @@ class Names:
             below = f"/{name}{below}"
         return URL(self.urls[text] + below)
 
-    def shown(self, path: Path) -> Path | URL:
+    def shown(self, path: Path | URL) -> Path | URL:
         """What a user calls this path."""
         return self.url(path) or path
 

@@ -71,7 +71,7 @@ class Places:
         report = segment_files(segmenter, self.inputs, self.out, run=run, **options)
         report.failed = [
             *self.mirror.failed,
-            *[(_shown(path, self.names), self.names.in_words(reason)) for path, reason in report.failed],
+            *[(self.names.shown(path), self.names.in_words(reason)) for path, reason in report.failed],
         ]
         return report
 
@@ -106,8 +106,8 @@ def segment_share(
     with tempfile.TemporaryDirectory(prefix="deepmrf-") as name:
         local = Path(os.path.realpath(name))
         results = local / "out" if out is not None else folder
-        stage = _Stage(segmenter, options, local, results, names)
-        stage.here.urls.update({} if out is None else {str(results): out})
+        here = Names({} if out is None else {str(results): out})
+        stage = _Stage(segmenter, options, local, results, names, here)
         ready: list[ImageFile] = []
         failed: list[Failure] = []
         for image, future in map_ahead(stage.fetch, images, TRANSFERS, TRANSFERS):
@@ -119,7 +119,7 @@ def segment_share(
         try:
             report = segment_images(segmenter, ready, results, options, total=total, publish=publish)
         except OSError as error:
-            raise OSError(stage.here.in_words(str(error))) from error
+            raise OSError(here.in_words(str(error))) from error
         return stage.finished(report, failed)
 
 
@@ -133,10 +133,8 @@ class _Stage:
     results: Path
     """Where results are written: below `local`, or in a folder that the user named."""
     names: Names
-
-    def __post_init__(self) -> None:
-        self.here = Names()
-        """The URLs that paths below `local` stand for."""
+    here: Names
+    """The URLs that paths below `local` stand for."""
 
     def fetch(self, image: ImageFile) -> ImageFile:
         """Fetch an image, unless it is done; before, enough of its results to know."""
@@ -177,19 +175,15 @@ class _Stage:
 
     def finished(self, report: PredictReport, failed: Sequence[Failure]) -> PredictReport:
         """The report with URLs instead of the paths here."""
-        for name in ("done", "earlier"):
-            setattr(report, name, [self._shown(result) for result in getattr(report, name)])
-        report.animated = [_shown(path, self.here) for path in report.animated]
-        report.failed = [(_shown(path, self.here), self.here.in_words(reason)) for path, reason in report.failed]
+        shown = self.here.shown
+        report.done = [self._shown(image) for image in report.done]
+        report.earlier = [self._shown(image) for image in report.earlier]
+        report.animated = [shown(path) for path in report.animated]
+        report.failed = [(shown(path), self.here.in_words(reason)) for path, reason in report.failed]
         report.failed += failed
         return report
 
     def _shown(self, result: ImageReport) -> ImageReport:
-        files = result.files
-        overlay, probabilities = (path and _shown(path, self.here) for path in (files.overlay, files.probabilities))
-        shown = ResultFiles(_shown(files.labels, self.here), overlay, probabilities)
-        return replace(result, path=_shown(result.path, self.here), files=shown)
-
-
-def _shown(path: Path | URL, names: Names) -> Path | URL:
-    return path if isinstance(path, URL) else names.shown(path)
+        shown, files = self.here.shown, result.files
+        overlay, probabilities = (path and shown(path) for path in (files.overlay, files.probabilities))
+        return replace(result, path=shown(result.path), files=ResultFiles(shown(files.labels), overlay, probabilities))

@@ -178,6 +178,14 @@ def enlarged_labels(probabilities: Tensor, height: int, width: int) -> Labels:
     return labels, confidence
 
 
+def enlarged_probabilities(probabilities: Tensor, height: int, width: int) -> NDArray[np.float32]:
+    """Probabilities (L, h, w) enlarged bilinearly to (L, H, W)."""
+    if probabilities.shape[1:] != (height, width):
+        probabilities = functional.interpolate(probabilities[None], (height, width), mode="bilinear")[0]
+    array: NDArray[np.float32] = probabilities.float().cpu().numpy()
+    return array
+
+
 def _best(probabilities: Tensor) -> Labels:
     best = probabilities.max(0)
     return best.indices.to(torch.uint8).cpu().numpy(), best.values.half().cpu().numpy()

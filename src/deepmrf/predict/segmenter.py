@@ -28,7 +28,7 @@ from deepmrf.data.progress import Progress, no_progress
 from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.result import Segmentation, check_cleaning
-from deepmrf.predict.scales import combined, enlarged_labels, grid, margin, tiled, tiled_labels
+from deepmrf.predict.scales import combined, enlarged_labels, enlarged_probabilities, grid, margin, tiled, tiled_labels
 from deepmrf.unary.network import NO_ZOOM, Network
 from deepmrf.unary.own import OwnNetwork
 
@@ -246,8 +246,8 @@ class Segmenter:
         results = []
         for image, values in zip(images, predict(batch), strict=True):  # (L, h, w)
             labels, confidence = enlarged_labels(values, height, width)
-            enlarged = _enlarged(values, height, width) if keep else None
-            results.append(self.result(labels, confidence, image, enlarged))
+            large = enlarged_probabilities(values, height, width) if keep else None
+            results.append(self.result(labels, confidence, image, large))
         return results
 
     def _tile_for(self, height: int, width: int) -> int | None:
@@ -311,13 +311,6 @@ def is_fast_in_bfloat16(device: torch.device) -> bool:
     """Does the processor multiply bfloat16 by itself (AVX-512 BF16, AMX)? Others imitate it, and are slower so."""
     checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return device.type == "cpu" and any(check() for check in checks if check is not None)
-
-
-def _enlarged(probabilities: Tensor, height: int, width: int) -> NDArray[np.float32]:
-    if probabilities.shape[1:] != (height, width):
-        probabilities = torch.nn.functional.interpolate(probabilities[None], (height, width), mode="bilinear")[0]
-    array: NDArray[np.float32] = probabilities.float().cpu().numpy()
-    return array
 
 
 def trained_size(models: Sequence[DeepParsingNetwork]) -> int | None:

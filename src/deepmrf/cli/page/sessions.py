@@ -36,7 +36,7 @@ from deepmrf.layers.crf import PRESETS, preset
 from deepmrf.models.names import find_folder
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.result import Segmentation
-from deepmrf.predict.scales import Labels, enlarged_labels
+from deepmrf.predict.scales import Labels, enlarged_labels, enlarged_probabilities
 from deepmrf.predict.segmenter import Segmenter, load
 from deepmrf.refine.label_ids import LabelIds
 
@@ -152,11 +152,9 @@ class Session:
         with self.computing, torch.inference_mode():
             p = self._refine(self._output(frame), chosen, values)
             labels, confidence = enlarged_labels(p, height, width)
-            large: Any = None
-            if probabilities:
-                if len(self.labels) * height * width > MAX_PROBABILITIES:
-                    raise ValueError(f"The probabilities of {width} x {height} pixels are too many: use a smaller one.")
-                large = nn.functional.interpolate(p[None], (height, width), mode="bilinear")[0].cpu().numpy()
+            if probabilities and len(self.labels) * height * width > MAX_PROBABILITIES:
+                raise ValueError(f"The probabilities of {width} x {height} pixels are too many: use a smaller one.")
+            large = enlarged_probabilities(p, height, width) if probabilities else None
         return Segmentation(labels, confidence, image, self.labels, large)
 
 

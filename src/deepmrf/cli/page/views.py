@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from deepmrf.data.colours import BACKGROUND
 from deepmrf.data.files import Bytes
 from deepmrf.data.labels import LabelSet
+from deepmrf.predict.result import legend_colours
 from deepmrf.predict.scales import Labels
 
 MAX_CHANGES = 8
@@ -41,8 +41,7 @@ def _url(picture: Image.Image, kind: str, **options: Any) -> str:
 
 def palette(labels: LabelSet) -> list[list[int] | None]:
     """The colour of each label; None for the background, which stays unpainted."""
-    pairs = zip(labels.names, labels.colours, strict=True)
-    return [None if name == BACKGROUND else list(colour) for name, colour in pairs]
+    return [None if colour is None else list(colour) for colour in legend_colours(labels).values()]
 
 
 def compare(count: int, before: Labels, after: Labels) -> dict[str, Any]:
