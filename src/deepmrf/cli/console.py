@@ -18,6 +18,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from deepmrf.data.progress import Progress
+    from deepmrf.predict.result import ClassTotals
 
 INTERRUPTED = "Interrupted: what is written is complete, and the same command goes on from here."
 """After Ctrl-C, for commands that begin where they were stopped."""
@@ -125,14 +126,18 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], title: 
     return result
 
 
+def class_table(totals: ClassTotals, unit: str = "") -> Table:
+    """What each class covers, the largest first; unit: also in how many "images" or "frames" it is."""
+    rows = []
+    for item, number in totals.summary():
+        pixels = f"{100 * item.share:.1f}%" if item.share >= 0.0005 else "<0.1%"
+        rows.append((item.name, pixels, f"{percent(item.confidence, 0)}%", *[str(number)] * bool(unit)))
+    return table(("class", "pixels", "confidence", *[unit] * bool(unit)), rows)
+
+
 def percent(value: float | None, digits: int = 2) -> str:
     """A share such as 0.1234 as "12.34"; a missing one as "-"."""
     return "-" if value is None or value != value else f"{100 * value:.{digits}f}"
-
-
-def share(value: float) -> str:
-    """A share of pixels, such as "12.3%" or "<0.1%"."""
-    return f"{100 * value:.1f}%" if value >= 0.0005 else "<0.1%"
 
 
 def count(number: int, noun: str) -> str:

@@ -80,14 +80,7 @@ def evaluate_command(
     with sentences(RuntimeError), own_code(network):
         from deepmrf.data.writing import check_folder
         from deepmrf.evaluation.intervals import ImageConfusions
-        from deepmrf.evaluation.models import (
-            MODEL,
-            NETWORK,
-            open_models,
-            score_images,
-            score_videos,
-            write_scores,
-        )
+        from deepmrf.evaluation.models import MODEL, NETWORK, open_models, score_images, score_videos, write_scores
         from deepmrf.evaluation.pictures import Gallery
         from deepmrf.evaluation.submission import write_submission
         from deepmrf.predict.scales import combined

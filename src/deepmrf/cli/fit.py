@@ -81,8 +81,7 @@ def fit_command(
         bool | None, typer.Option("--gate/--no-gate", help="The factor q of b12.", show_default="both are tried")
     ] = None,
     temperature: Annotated[
-        float | None,
-        typer.Option(help="Divides log-probabilities.", show_default="0.7, 1 and 1.4 are tried"),
+        float | None, typer.Option(help="Divides log-probabilities.", show_default="0.7, 1 and 1.4 are tried")
     ] = None,
     window: WindowOption = None,
     contexts: ContextsOption = None,
@@ -91,8 +90,7 @@ def fit_command(
     batch: BatchOption = None,
     penalty_steps: PenaltyStepsOption = None,
     contexts_steps: Annotated[
-        int | None,
-        typer.Option(help="Steps for the label contexts.", show_default="until the score stops rising"),
+        int | None, typer.Option(help="Steps for the label contexts.", show_default="until the score stops rising")
     ] = None,
     labels: Annotated[
         int | None, typer.Option(help="How many labels, where neither labels.json nor the predictions tell.")

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process, video
-from deepmrf.cli.console import INTERRUPTED, Bars, fail, percent, say, share, split_scales, table, warn
+from deepmrf.cli.console import INTERRUPTED, Bars, class_table, fail, say, split_scales, warn
 from deepmrf.cli.options import DeviceOption, FlipOption, NetworkOption, RayOption, ScalesOption, own_code
 
 if TYPE_CHECKING:
@@ -147,8 +147,7 @@ def predict_command(
         bool, typer.Option("--frame-by-frame", help="Videos: link no frames, also where the model can; flickers more.")
     ] = False,
     full_precision: Annotated[
-        bool,
-        typer.Option("--full-precision", help="Videos: the network in float32, also where bfloat16 is faster."),
+        bool, typer.Option("--full-precision", help="Videos: the network in float32, also where bfloat16 is faster.")
     ] = False,
     consistency: Annotated[
         bool, typer.Option("--consistency", help="Videos: how many pixels keep their label along the flow; slower.")
@@ -291,14 +290,8 @@ def _check_for_images(path: str, probabilities: bool, coco: Path | None, ray: st
 
 
 def _show(report: PredictReport, out: Path | URL, coco: Path | None, console: Console) -> None:
-    images = len(report.done) + len(report.earlier)
-    if images:
-        several = images > 1
-        rows = [
-            (c.name, share(c.share), f"{percent(c.confidence, 0)}%", *[str(count)] * several)
-            for c, count in report.summary()
-        ]
-        console.print(table(("class", "pixels", "confidence", *["images"] * several), rows))
+    if report.images:
+        console.print(class_table(report, "images" if len(report.images) > 1 else ""))
     if report.animated:
         files = "a file has" if len(report.animated) == 1 else f"{len(report.animated)} files have"
         warn([f"{files} several frames: the first was taken ({report.animated[0].name})."], console)

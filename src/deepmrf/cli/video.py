@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from deepmrf.cli.console import Bars, count, percent, say, share, table, warn
+from deepmrf.cli.console import Bars, class_table, count, percent, say, warn
 
 if TYPE_CHECKING:
     from deepmrf.data.remote import URL
@@ -168,11 +168,7 @@ def _target(source: FrameSource, out: Path) -> Path:
 def _print(source: FrameSource, report: VideoReport, console: Console) -> int:
     """Print the classes, warnings and paths of a video; return the exit code."""
     if report.frames:
-        rows = [
-            (item.name, share(item.share), f"{percent(item.confidence, 0)}%", str(frames))
-            for item, frames in report.summary()
-        ]
-        console.print(table(("class", "pixels", "confidence", "frames"), rows))
+        console.print(class_table(report, "frames"))
     if report.consistency is not None:
         consistency = f"{percent(report.consistency)}% of pixels keep their label along the flow"
         say(f"Temporal consistency: {consistency}.", console)

@@ -79,11 +79,8 @@ def _touching(starts: Ints, size: int, stride: int, count: int) -> tuple[Ints, I
     lengths = np.diff(cuts, append=size)
     inner = cuts // stride % count > 0  # the others have no neighbour before them
     cuts, lengths = cuts[inner], lengths[inner]
-    return (
-        np.searchsorted(starts, cuts - stride, "right") - 1,
-        np.searchsorted(starts, cuts, "right") - 1,
-        lengths,
-    )
+    before, after = (np.searchsorted(starts, cells, "right") - 1 for cells in (cuts - stride, cuts))
+    return before, after, lengths
 
 
 def _joined(count: int, first: Ints, second: Ints) -> Ints:

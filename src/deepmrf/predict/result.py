@@ -14,7 +14,7 @@ import io
 import math
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,7 +29,8 @@ from deepmrf.data.colours import BACKGROUND, Colour
 from deepmrf.data.images import shrunk
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.writing import replacing, write_bytes
-from deepmrf.figures import LegendEntry, legend, overlay
+from deepmrf.figures import LegendEntry, overlay
+from deepmrf.figures import legend as legend_sheet
 from deepmrf.predict.notes import FIELD, overlay_comment
 from deepmrf.predict.polygons import Polygon, find_polygons
 from deepmrf.predict.regions import absorb
@@ -143,7 +144,10 @@ class Segmentation:
         """
         if not 0 <= opacity <= 1:
             raise ValueError(f"opacity={opacity!r} must be from 0, the image alone, to 1, the labels alone.")
-        image, labels = self._shrunk(longest)
+        image, labels = self.image if longest is None else shrunk(self.image, longest), self.labels
+        if image is not self.image:
+            size = image.shape[1], image.shape[0]
+            labels = np.array(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
         colours, void = self.label_set.palette(), self.names.index(BACKGROUND) if BACKGROUND in self.names else -1
         painted, line = np.empty_like(image), 1 + max(labels.shape) // SIDE_BY_LINE
         for top in range(0, len(image), ROWS_AT_A_TIME):
@@ -153,19 +157,16 @@ class Segmentation:
             plain = (labels[rows] == void) & ~(band == 255).all(-1)
             painted[rows] = np.where(plain[..., None], image[rows], band)
         picture = Image.fromarray(painted)
-        return with_legend(picture, self.legend_entries()) if legend else picture
+        if not legend:
+            return picture
+        sheet = legend_sheet(picture.size, self.legend_entries())
+        sheet.paste(picture)
+        return sheet
 
     def legend_entries(self) -> list[LegendEntry]:
         """(name and share, colour) of the classes in the image, the largest first."""
         colours = legend_colours(self.label_set)
         return [(f"{c.name}  {_percent(c.share)}", colours[c.name]) for c in self.summary()]
-
-    def _shrunk(self, longest: int | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        image = self.image if longest is None else shrunk(self.image, longest)
-        if image is self.image:
-            return image, self.labels
-        size = image.shape[1], image.shape[0]
-        return image, np.array(Image.fromarray(self.labels).resize(size, Image.Resampling.NEAREST))
 
     def polygons(self, name: str | int | None = None) -> list[Polygon]:
         """The outlines of the connected regions, exact to the pixel and the largest first; of one label, if named.
@@ -286,13 +287,6 @@ class ClassTotals:
         """The classes over all images, the largest first, each with the number of images that show it."""
         images = dict(zip(self.names, self.images_with_label.tolist(), strict=True))
         return [(share, images[share.name]) for share in class_shares(self.names, self.pixels, self.confidences)]
-
-
-def with_legend(picture: Image.Image, entries: Sequence[LegendEntry]) -> Image.Image:
-    """The picture with a legend below or beside it."""
-    sheet = legend(picture.size, entries)
-    sheet.paste(picture)
-    return sheet
 
 
 def legend_colours(labels: LabelSet) -> dict[str, Colour | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import torch
@@ -57,18 +58,15 @@ def scaled(predict: Predictor, scales: Sequence[float]) -> Predictor:
     if not scales or any(not 0.1 <= s <= 8 for s in scales):
         raise ValueError(f"scales={list(scales)} must be factors between 0.1 and 8, such as 0.75 1 1.25.")
 
-    def at(scale: float) -> Predictor:
-        def at_scale(image: Tensor) -> Tensor:
-            size = image.shape[2:]
-            scaled_size = [max(1, round(n * scale)) for n in size]
-            probabilities = predict(image if scale == 1 else resized(image, scaled_size))
-            if probabilities.shape[2:] == size:
-                return probabilities
-            return functional.interpolate(probabilities, size, mode="bilinear")
+    def at_scale(scale: float, image: Tensor) -> Tensor:
+        size = image.shape[2:]
+        scaled_size = [max(1, round(n * scale)) for n in size]
+        probabilities = predict(image if scale == 1 else resized(image, scaled_size))
+        if probabilities.shape[2:] == size:
+            return probabilities
+        return functional.interpolate(probabilities, size, mode="bilinear")
 
-        return at_scale
-
-    return averaged([at(scale) for scale in scales])
+    return averaged([partial(at_scale, scale) for scale in scales])
 
 
 def mirrored(predict: Predictor) -> Predictor:

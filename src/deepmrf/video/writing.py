@@ -119,7 +119,8 @@ class Writer:
                 self.silent = self._sound.silent
             self._container.start_encoding()
         except BaseException:
-            self._abandon()
+            with contextlib.suppress(self._av.FFmpegError, ValueError, OSError):
+                self._close()
             raise
 
     def _ticks(self, sound: Path | None) -> int:
@@ -171,16 +172,12 @@ class Writer:
                 end = (self._last_tick or 0) * self.time_base + 1 / self.rate
                 self._sound.copy(None if all_sound else end, self._shift)
         finally:
-            if self._sound is not None:
-                self._sound.close()
-            self._container.close()
+            self._close()
 
-    def _abandon(self) -> None:
-        """Close a file that could not be begun."""
+    def _close(self) -> None:
         if self._sound is not None:
             self._sound.close()
-        with contextlib.suppress(self._av.FFmpegError, ValueError, OSError):
-            self._container.close()
+        self._container.close()
 
 
 class Sound:
