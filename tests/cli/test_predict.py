@@ -283,6 +283,21 @@ def test_a_wrong_option_gets_one_sentence(type_in, words, says):
     assert not Path("ran").exists()
 
 
+@pytest.mark.parametrize("words", [("cat.jpg",), ("*.jpg",), (".", "-o", "out")], ids=" ".join)
+def test_images_need_nothing_of_videos(tmp_path, model_folder, words):
+    """Imported, it would take seconds."""
+    draw(str(tmp_path / "cat.jpg"))
+    code = f"""
+import sys
+from deepmrf.cli import app
+app({["predict", *words, "--model", str(model_folder), "--device", "cpu"]}, standalone_mode=False)
+print(*{{"torchmetrics", "av", "cv2"}} & {{*sys.modules}}, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "1 segmented" in done.stdout or "Wrote" in done.stdout
+    assert not done.stderr.split()
+
+
 def test_videos_go_to_their_own_command(type_in, monkeypatch):
     seen = []
 

@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from deepmrf.data.files import Bytes
 from deepmrf.data.images import shrunk
-from deepmrf.evaluation.temporal import TemporalConsistency
-from deepmrf.flow import Flow
 from deepmrf.flow.estimation import Method, both_directions, flow_of_pairs
 from deepmrf.predict.ahead import ahead
 from deepmrf.predict.result import Segmentation
@@ -28,6 +26,9 @@ from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.clock import Clock
 from deepmrf.video.reading import DEFAULT_FPS, Frame, FrameSource, open_source
 from deepmrf.video.windows import ClipSegmenter, LinkedFrame, Segmented
+
+if TYPE_CHECKING:
+    from deepmrf.evaluation.temporal import TemporalConsistency
 
 FRAMES_READ_AHEAD = 4
 """Frames that are read, and frames whose flow is estimated, before the network needs them."""
@@ -92,12 +93,15 @@ class Stream(Iterator[FrameResult]):
         if any(model.for_volumes for model in segmenter.models):
             raise ValueError("This model is for volumes, not for frames: choose one trained on images or clips.")
         self.segmenter, self.source, self.max_frames = segmenter, source, max_frames
-        self.measures_consistency = consistency
         self.clock = Clock()
         self.spans_time = any(model.spans_time for model in segmenter.models)
         self.flow = flow if self.spans_time or consistency else None
         self._segment = ClipSegmenter(segmenter, self.clock) if self.spans_time else self._segment_frames
-        self._agreement = TemporalConsistency(ignore=segmenter.labels.ignore)
+        self._agreement: TemporalConsistency | None = None
+        if consistency:
+            from deepmrf.evaluation.temporal import TemporalConsistency  # torchmetrics takes seconds to import
+
+            self._agreement = TemporalConsistency(ignore=segmenter.labels.ignore)
         self._results = self._run()
 
     @property
@@ -113,7 +117,7 @@ class Stream(Iterator[FrameResult]):
     @property
     def consistency(self) -> float | None:
         """Share of the pixels with a reliable link that have the label of the frame before; None if not measured."""
-        return float(self._agreement.compute()) if self._agreement.linked else None
+        return float(self._agreement.compute()) if self._agreement is not None and self._agreement.linked else None
 
     def __next__(self) -> FrameResult:
         return next(self._results)
@@ -138,9 +142,10 @@ class Stream(Iterator[FrameResult]):
         last_labels: NDArray[np.uint8] | None = None
         try:
             for (frame, flow), result in segmented:
-                if flow is not None and self.measures_consistency:
+                if flow is not None and self._agreement is not None:
                     assert last_labels is not None  # flow comes with the second frame
-                    self._count_agreement(last_labels, result.labels, flow)
+                    pair = np.stack([_sampled(labels, *flow.shape[2:]) for labels in (last_labels, result.labels)])
+                    self._agreement.update(torch.from_numpy(pair), flow)
                 last_labels = result.labels
                 yield FrameResult(float(frame.time), frame, result)
         finally:
@@ -180,12 +185,6 @@ class Stream(Iterator[FrameResult]):
             with self.clock("network"):
                 [result] = self.segmenter.batch([linked.frame.image], probabilities=False)
             yield linked, result
-
-    def _count_agreement(self, last: NDArray[np.uint8], labels: NDArray[np.uint8], flow: Flow) -> None:
-        """Count the pixels that keep their label from the frame before, at the size of the flow."""
-        height, width = flow.shape[2:]
-        pair = np.stack([_sampled(maps, height, width) for maps in (last, labels)])
-        self._agreement.update(torch.from_numpy(pair), flow)
 
 
 def _sampled(labels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
