@@ -93,8 +93,8 @@ def evaluate_command(
         opened, images = open_models(models, data, split, network)
         video = video or any(model.spans_time for model in opened)
         if video and (scales or flip or objects or pictures):
-            given = "--scales, --flip, --objects and --pictures"
-            raise ValueError(f"{given} are for images: leave them out for videos and models of clips.")
+            options = "--scales, --flip, --objects and --pictures"
+            raise ValueError(f"{options} are for images: leave them out for videos and models of clips.")
         if submission is not None:
             if video or stages or objects or out or pictures:
                 raise ValueError("--submission writes label maps of images alone: give no option for scores or videos.")

@@ -83,10 +83,11 @@ class RayCommand(TyperCommand):
         end = words.index("--") if "--" in words else len(words)
         if "--ray" in words[:end]:
             index = words.index("--ray")
-            after = words[index + 1 : index + 2]
-            after = [word for word in after if not os.path.lexists(word)]
-            if after and NEITHER.fullmatch(after[0]) and not ADDRESS.fullmatch(after[0]):
-                fail(f"--ray {after[0]} is neither a file nor an address: give HOST:PORT, auto, or no address.")
-            given = after if after and ADDRESS.fullmatch(after[0]) else []
-            words[index : index + 1 + len(given)] = [f"--ray={''.join(given)}"]
+            word = "".join(words[index + 1 : index + 2])
+            if ADDRESS.fullmatch(word) and not os.path.lexists(word):
+                words[index : index + 2] = [f"--ray={word}"]
+            elif word and NEITHER.fullmatch(word) and not os.path.lexists(word):
+                fail(f"--ray {word} is neither a file nor an address: give HOST:PORT, auto, or no address.")
+            else:
+                words[index] = "--ray="
         return super().parse_args(ctx, words)

@@ -221,18 +221,18 @@ def predict_command(
         )
         inputs = [] if code == 130 else inputs
         with Bars(console) as bars:
-            written = Options(overlay, probabilities, overwrite, batch, legend)
+            options = Options(overlay, probabilities, overwrite, batch, legend)
             images, tiles = _progress(bars)
             if ray is None:
                 report = segment(
-                    segmenter, inputs, out, recursive=recursive, options=written, progress=images, tile_progress=tiles
+                    segmenter, inputs, out, recursive=recursive, options=options, progress=images, tile_progress=tiles
                 )
             else:
                 from deepmrf.refine import cluster
 
                 pool: dict[str, Any] = {"address": ray or None, "workers": workers, "device": device}
                 report = cluster.predict(
-                    inputs, out, segmenter, options=written, recursive=recursive, progress=images, **pool
+                    inputs, out, segmenter, options=options, recursive=recursive, progress=images, **pool
                 )
             if coco is not None:
                 write_coco(coco, report.images, segmenter.labels, bars.progress("outlines"))

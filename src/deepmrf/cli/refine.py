@@ -123,9 +123,11 @@ def refine_command(
         changes = _numbers(settings)
         try:
             with Bars(console) as bars, mirrored_folders(predictions, images, out) as folders:
-                places = folders.predictions, folders.images
-                opened = open_mrf(mrf) if mrf else open_preset(preset, *places, labels, changes, soft_mask)
-                model, label_set, label_ids = opened
+                if mrf is not None:
+                    model, label_set, label_ids = open_mrf(mrf)
+                else:
+                    files = folders.predictions, folders.images
+                    model, label_set, label_ids = open_preset(preset, *files, labels, changes, soft_mask)
                 options: dict[str, Any] = {"probabilities": probabilities, "overwrite": overwrite, "workers": workers}
                 options |= {"progress": bars.progress("refining"), "label_ids": label_ids, "gt_prob": gt_prob}
                 if ray is None:

@@ -81,8 +81,7 @@ def find_images(
     roots: set[str] = set()
     failed: list[Failure] = []
     results: list[Path] = []
-    for given in inputs:
-        text = os.fspath(given)
+    for text in map(os.fspath, inputs):
         matches = [text] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
         if not matches:
             problem = "matches nothing" if glob.has_magic(text) else "is missing"

@@ -34,7 +34,7 @@ Input = str | os.PathLike[str]
 
 
 @dataclass
-class Places:
+class LocalPaths:
     """Inputs and an output as paths of this machine, some of which stand for URLs."""
 
     inputs: list[Path]
@@ -77,23 +77,23 @@ class Places:
 
 
 @contextmanager
-def mirrored(inputs: Sequence[Input], out: Input, recursive: bool = False) -> Iterator[Places]:
+def mirrored(inputs: Sequence[Input], out: Input, recursive: bool = False) -> Iterator[LocalPaths]:
     """Paths for inputs and output, with a mirror of the URLs among them."""
-    given, target = [path_or_url(text) for text in inputs], path_or_url(out)
-    if len({isinstance(path, URL) for path in given}) > 1:
+    paths, target = [path_or_url(text) for text in inputs], path_or_url(out)
+    if len({isinstance(path, URL) for path in paths}) > 1:
         raise ValueError("Some of the inputs are URLs, others files of this machine: give them in turn.")
     with Mirror() as mirror:
         folder = mirror.add_output(target) if isinstance(target, URL) else target
         depth = None if recursive else 1
-        yield Places([mirror.add(p, depth) if isinstance(p, URL) else p for p in given], folder, mirror)
+        yield LocalPaths([mirror.add(p, depth) if isinstance(p, URL) else p for p in paths], folder, mirror)
 
 
 def segment_anywhere(
     segmenter: Segmenter, inputs: Sequence[Input], out: Input, *, recursive: bool = False, **options: Any
 ) -> PredictReport:
     """`segment_files`, also for inputs and outputs that are URLs; options: those of `segment_files`."""
-    with mirrored(inputs, out, recursive) as places:
-        return places.segment(segmenter, recursive=recursive, **options)
+    with mirrored(inputs, out, recursive) as paths:
+        return paths.segment(segmenter, recursive=recursive, **options)
 
 
 def segment_share(

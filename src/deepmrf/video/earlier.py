@@ -82,7 +82,7 @@ def done_before(
             return "all" if has_labels and not consistency else "overlay"
     part = part_of(path)
     if has_content(part) and not is_recording(part, otherwise=True):  # a killed process may leave a few bytes
-        raise _is_other(part)
+        raise _other_file(part)
     return "nothing"
 
 
@@ -101,7 +101,7 @@ def _read_earlier(path: Path, note: str) -> tuple[int, bool]:
                 return frames, intact and (not limit or frames < int(limit))
     except (av.FFmpegError, ValueError):
         raise ExistingFileError(f"{path} is unfinished or damaged: choose another file.") from None
-    raise _is_other(path)
+    raise _other_file(path)
 
 
 def _count_frames(file: Any) -> tuple[int, bool]:
@@ -126,7 +126,7 @@ def _comments(file: Any) -> Iterator[str]:
     return (value for key, value in file.metadata.items() if key.lower() == "comment")
 
 
-def _is_other(path: Path) -> ExistingFileError:
+def _other_file(path: Path) -> ExistingFileError:
     return ExistingFileError(
         f"{path} exists, and is not of this video by this model with these settings: choose another name."
     )
@@ -162,4 +162,4 @@ def _is_frame_number(stem: str, max_frames: int | None) -> bool:
 def check_label_map(path: Path, note: str) -> None:
     """Raise ExistingFileError if `path` is a file without this note."""
     if has_content(path) and not is_label_map(path, note):
-        raise _is_other(path)
+        raise _other_file(path)

@@ -9,6 +9,7 @@ its size. Times increase from frame to frame: a time that is missing or too earl
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
@@ -315,17 +316,15 @@ class Camera(FrameSource):
         return f"{self._opened_at:x}"
 
     def _raw(self) -> RawFrames:
-        start: float | None = None
-        number = 0
+        start = 0.0
         try:
-            while True:
+            for number in itertools.count():
                 success, image = self._capture.read()
                 if not success:
                     return
                 now = time.monotonic()
-                start = now if start is None else start
+                start = start if number else now
                 milliseconds = round(1000 * (now - start))
                 yield np.ascontiguousarray(image[..., ::-1]), Fraction(milliseconds, 1000), f"{number:06}"
-                number += 1
         finally:
             self._capture.release()
