@@ -23,9 +23,6 @@ from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import fsspec
-from fsspec.registry import known_implementations
-
 from deepmrf.data.files import one_line
 
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "cos", "memory")
@@ -81,6 +78,9 @@ def _files_at(url: str, doing: str) -> Iterator[tuple[Any, str]]:
 
 def _open(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the URL's name there."""
+    import fsspec  # here, since local files do not need it
+    from fsspec.registry import known_implementations
+
     scheme = url.partition("://")[0]
     try:
         files, name = fsspec.core.url_to_fs(url)

@@ -81,7 +81,7 @@ def find_images(
     roots: set[str] = set()
     failed: list[Failure] = []
     results: list[Path] = []
-    for text in map(os.fspath, inputs):
+    for text in [os.fspath(path) for path in inputs]:
         matches = [text] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
         if not matches:
             problem = "matches nothing" if glob.has_magic(text) else "is missing"
