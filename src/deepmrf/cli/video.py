@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -43,10 +42,12 @@ def find_videos(inputs: Sequence[str], out: Path | URL, frames: bool) -> tuple[l
             if names_video(text):
                 raise ValueError(f"{text} is a video, which is not read from or written to URLs: copy it.")
         return [], list(inputs)
+    from deepmrf.predict.files import matches
+
     texts: list[str] = []
     for text in inputs:
-        matches = [] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
-        texts += matches if any(map(names_video, matches)) else [text]
+        paths = matches(text)
+        texts += paths if any(map(names_video, paths)) else [text]
     texts = [text for text in texts if not _is_overlay(text)] or texts
     videos = [text for text in texts if _is_video(text, frames or names_video(out))]
     return videos, [text for text in texts if text not in videos]
@@ -84,6 +85,8 @@ def check(
     videos: Sequence[str], others: Sequence[str], out: Path | URL, overlay: bool, labels: Path | None, flow: str
 ) -> None:
     """Raise a ValueError where options do not fit the videos or the `others`, inputs that are no videos."""
+    from deepmrf.predict.files import matches
+
     if labels is not None and not videos and all(os.path.lexists(text) for text in others):
         raise ValueError("--labels is for videos: the label maps of images are written into --out.")
     if flow not in ("dis-fast", "dis", "none"):
@@ -95,9 +98,9 @@ def check(
     if len(videos) > 1 and names_video(out):
         raise ValueError(f"{out} is one video, but {len(videos)} were given: give a folder for them with --out.")
     if names_video(out) and not Path(out).is_dir():
-        for text in others:
-            for image in [text] if os.path.lexists(text) else glob.glob(text, recursive=True):
-                raise ValueError(f"{out} would be a video, but {image} is an image: give a folder with --out.")
+        images = [path for text in others for path in matches(text)]
+        if images:
+            raise ValueError(f"{out} would be a video, but {images[0]} is an image: give a folder with --out.")
     if labels is not None and videos:
         from deepmrf.video.earlier import check_labels_folder
 

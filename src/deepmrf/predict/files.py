@@ -68,25 +68,29 @@ class ImageFile:
         return ResultFiles(labels, painted if overlay else None, numbers if probabilities else None)
 
 
+def matches(text: str) -> list[str]:
+    """The paths that a text names: itself if it exists, brackets and stars included; only then is it a pattern."""
+    return [text] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
+
+
 def find_images(
     inputs: Iterable[str | os.PathLike[str]], recursive: bool = False, out: Path | None = None
 ) -> tuple[list[ImageFile], list[Failure]]:
     """List the images that files, folders and patterns name, each once, and the inputs that name none.
 
-    A name that exists is taken as it is, brackets and stars included; only then is it a pattern. Folders are searched
-    without the folders in them unless `recursive`. Hidden files, links to folders, the folder `out` and results of
-    earlier runs are left out. No two images get results of the same name.
+    Folders are searched without the folders in them unless `recursive`. Hidden files, links to folders, the folder
+    `out` and results of earlier runs are left out. No two images get results of the same name.
     """
     paths: dict[str, Path] = {}  # by absolute path: each image once
     roots: set[str] = set()
     failed: list[Failure] = []
     results: list[Path] = []
     for text in [os.fspath(path) for path in inputs]:
-        matches = [text] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
-        if not matches:
+        named = [Path(path) for path in matches(text)]
+        if not named:
             problem = "matches nothing" if glob.has_magic(text) else "is missing"
             failed.append((Path(text), f"{text} {problem}: give a file, a folder or a pattern such as 'photos/*.jpg'."))
-        for path in map(Path, matches):
+        for path in named:
             if path.is_dir():
                 images = list(_in_folder(path, recursive, out, failed, results))
                 if out is not None and out.is_dir() and path.samefile(out):

@@ -188,14 +188,15 @@ class Segmentation:
         Any other path is a folder: it gets labels.png, overlay.jpg and, where they are kept, probabilities.npz.
         """
         target = Path(path)
-        if target.suffix.lower() in (".jpg", ".jpeg", ".webp", ".gif", ".tif", ".tiff", ".bmp") and not target.is_dir():
+        suffix = "" if target.is_dir() else target.suffix.lower()
+        if suffix in (".jpg", ".jpeg", ".webp", ".gif", ".tif", ".tiff", ".bmp"):
             raise ValueError(f"{target} would not keep label ids exactly or readably: save to a .png file or a folder.")
-        if target.suffix.lower() not in (".png", ".npz") or target.is_dir():
+        if suffix not in (".png", ".npz"):
             self.save_overlay(target / "overlay.jpg")
             if self.probabilities is not None:
                 self.save(target / "probabilities.npz")
             self.save(target / "labels.png")
-        elif target.suffix.lower() == ".png":
+        elif suffix == ".png":
             self.save_labels(target)
         elif self.probabilities is None:
             raise ValueError("The probabilities were not kept: call the segmenter with probabilities=True.")
