@@ -51,6 +51,13 @@ def test_a_folder_goes_before_a_bundled_model_of_its_name(run, monkeypatch):
         assert type_in("evaluate", name, "--data", DATA).exit_code == 0, "the bundled one knows other labels"
 
 
+def test_a_folder_without_a_model_does_not_hide_a_bundled_one(tmp_path, monkeypatch):
+    """CamVid's data often lie in a folder `camvid`."""
+    (tmp_path / "camvid" / "val").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert "other labels than" in refused("camvid", "--data", DATA)  # so it was found
+
+
 def test_damaged_models_are_named(run):
     weights, config = run / "model" / "model.safetensors", run / "model" / "config.json"
     weights.write_bytes(weights.read_bytes()[:-100])

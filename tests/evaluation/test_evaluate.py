@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
-from deepmrf.data import synthetic
+from deepmrf.data import LabelSet, synthetic
+from deepmrf.data.dataset import Dataset, Item
 from deepmrf.evaluation.evaluate import check_labelled, evaluate
 from deepmrf.evaluation.videos import VideoModel, evaluate_video
 from deepmrf.models.parsing_network import DeepParsingNetwork
@@ -42,6 +45,16 @@ def test_without_labels_there_is_nothing_to_measure(data):
         evaluate_video([part], all_void(data[:2]))
     with pytest.raises(ValueError, match="No pixel of these images has a label"):
         evaluate(predictor(network), all_void(data[:2]))
+
+
+def test_void_may_have_any_id_in_the_masks(data, tmp_path):
+    """Masks are read with void as 255, whatever id the label set gives it."""
+    labels = LabelSet(("a", "b"), ignore=7)
+    Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(tmp_path / "x.png")
+    Image.fromarray(np.array([[0] * 6, [0] * 6, [1] * 6, [7] * 6], np.uint8)).save(tmp_path / "mask.png")
+    masked = Dataset([Item("x", tmp_path / "x.png", tmp_path / "mask.png")], labels)
+    zeros = predictor(lambda image: torch.tensor([0.0, -9.0]).view(1, 2, 1, 1).expand(1, 2, *image.shape[2:]))
+    assert evaluate(zeros, masked).pixel_accuracy == pytest.approx(2 / 3)
 
 
 def test_data_is_checked_before_it_is_measured(data):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
@@ -66,7 +66,7 @@ class Dataset(Sequence[Item]):
         Without both, ids are labels. unpaired: mask files without an image. labels_json: for errors about masks.
         """
         self.items = tuple(items)
-        self.labels = labels
+        self.labels = replace(labels, ignore=VOID)  # what the masks hold once they are read
         self.lookup = lookup
         if lookup is None and colours is None:
             self.lookup = lookup_table({**{i: i for i in range(len(labels))}, labels.ignore: VOID})

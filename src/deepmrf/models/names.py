@@ -87,11 +87,15 @@ def from_folder(folder: Path, network: OwnNetwork | None = None) -> DeepParsingN
     return read_model(folder, network)
 
 
+def model_below(folder: Path) -> Path | None:
+    """The folder itself or its folder "model", whichever holds a model; None where neither does."""
+    return next((path for path in (folder, folder / "model") if saved_path(path, CONFIG).is_file()), None)
+
+
 def _with_config(folder: Path) -> Path:
-    """The folder itself or its folder "model", whichever holds a model."""
-    for path in (folder, folder / "model"):
-        if saved_path(path, CONFIG).is_file():
-            return path
+    path = model_below(folder)
+    if path is not None:
+        return path
     unread = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in CODE_SUFFIXES]
     code = f" ({unread[0]} is not read: such files can run code)" if unread else ""
     raise FileNotFoundError(f"{folder} holds no {CONFIG}{code}: give a folder that deepmrf train wrote.")
