@@ -70,19 +70,17 @@ class Unit(nn.Module):
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """Return weights and bias with batch norm in them: it is linear, but for training."""
-        scale = self.norm.weight * torch.rsqrt(self._running(self.norm.running_var) + self.norm.eps)
-        shift = self.norm.bias - self._running(self.norm.running_mean) * scale
+        mean, variance = self.norm.running_mean, self.norm.running_var
+        assert mean is not None  # BatchNorm2d tracks both
+        assert variance is not None
+        scale = self.norm.weight * torch.rsqrt(variance + self.norm.eps)
+        shift = self.norm.bias - mean * scale
         return self.convolution.weight * scale[:, None, None, None], shift
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         filters = self.convolution
         x = functional.conv2d(x, weight, bias, filters.stride, filters.padding, filters.dilation, filters.groups)
         return x[..., 1:, 1:] if filters.stride[0] == 2 else x
-
-    @staticmethod
-    def _running(statistic: Tensor | None) -> Tensor:
-        assert statistic is not None  # BatchNorm2d tracks them
-        return statistic
 
 
 class Block(nn.Module):

@@ -92,17 +92,3 @@ def transfer(
         missing=tuple(n for n in state if n not in tensors and not n.endswith(BATCH_COUNTER)),
         unused=tuple(n for n in source if n not in names and not n.endswith(BATCH_COUNTER)),
     )
-
-
-def convolution_names(module: nn.Module) -> list[str]:
-    """Return the names of a module's convolutions, in order."""
-    return [name for name, part in module.named_modules() if isinstance(part, nn.Conv2d)]
-
-
-def vgg16_names(convolutions: Iterable[str]) -> dict[str, str]:
-    """Map torchvision's names to those of our thirteen convolutions."""
-    return {
-        f"features.{index}.{kind}": f"{name}.{kind}"
-        for index, name in zip(VGG16_CONVOLUTIONS, convolutions, strict=True)
-        for kind in ("weight", "bias")
-    }

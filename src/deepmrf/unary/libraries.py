@@ -58,12 +58,9 @@ def _normalisation(processor: Any) -> dict[str, Any]:
     """Mean, std and value_range of an image processor of transformers."""
     if processor is None:
         return {}
-    normalises = bool(getattr(processor, "do_normalize", True))
-    rescales = bool(getattr(processor, "do_rescale", True))
-    settings: dict[str, Any] = {} if rescales else {"value_range": (0.0, 255.0)}
-    if rescales and getattr(processor, "rescale_factor", None) is not None:
-        settings["value_range"] = (0.0, 255.0 * float(processor.rescale_factor))
-    if not normalises:
+    factor = getattr(processor, "rescale_factor", None) if getattr(processor, "do_rescale", True) else 1
+    settings: dict[str, Any] = {} if factor is None else {"value_range": (0.0, 255.0 * float(factor))}
+    if not getattr(processor, "do_normalize", True):
         return settings | {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     return settings | {"mean": tuple(processor.image_mean), "std": tuple(processor.image_std)}
 
@@ -104,10 +101,8 @@ def rebuild(described: Mapping[str, Any]) -> nn.Module:
         raise ValueError(f"{library.__name__} {getattr(library, '__version__', '')} has no network {name}")
     config = dict(described["config"])
     if library.__name__ == "transformers":
-        network: nn.Module = kind(kind.config_class.from_dict(config))  # type: ignore[attr-defined]
-        return network
-    network = kind(**(config | {"encoder_weights": None}))
-    return network
+        return kind(kind.config_class.from_dict(config))  # type: ignore[attr-defined]
+    return kind(**(config | {"encoder_weights": None}))
 
 
 def _library(name: str) -> ModuleType:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deepmrf.unary.imagenet import Loaded, convolution_names, read, transfer, vgg16_names
+from deepmrf.unary.imagenet import VGG16_CONVOLUTIONS, Loaded, read, transfer
 from deepmrf.unary.network import IMAGENET_MEAN, IMAGENET_STD, Network, Normalise, enlarge
 
 STRIDE = 8
@@ -166,14 +166,10 @@ def load_vgg16(
 ) -> Loaded:
     """See VGGNetwork: encoder and fully are its ENCODER and FULLY_CONNECTED."""
     source = read(path)
-    names = vgg16_names(
-        f"{name}.{layer}" for name in encoder for layer in convolution_names(network.get_submodule(name))
-    )
-    dense = {
-        f"classifier.{index}.{kind}": f"{name}.{kind}"
-        for index, name in zip((0, 3), fully, strict=False)
-        for kind in ("weight", "bias")
-    }
+    parts = {f"{name}.{layer}": part for name in encoder for layer, part in network.get_submodule(name).named_modules()}
+    convolutions = [name for name, part in parts.items() if isinstance(part, nn.Conv2d)]
+    names = _tensor_names([f"features.{index}" for index in VGG16_CONVOLUTIONS], convolutions)
+    dense = _tensor_names(["classifier.0", "classifier.3"][: len(fully)], fully)
     if not dense or not all(name in source for name in dense):
         return transfer(network, path, source, names)
     fc6, fc6_bias, fc7, fc7_bias = (source[name] for name in dense)
@@ -182,6 +178,11 @@ def load_vgg16(
     source |= dict(zip(dense, chosen, strict=True))
     adapted = dense.values() if channels != len(fc6) or size != FC6_SIZE else ()
     return transfer(network, path, source, names | dense, adapted)
+
+
+def _tensor_names(layers: Sequence[str], modules: Sequence[str]) -> dict[str, str]:
+    """Map the names of weights and biases in torchvision's layers to those in our modules."""
+    return {f"{a}.{kind}": f"{b}.{kind}" for a, b in zip(layers, modules, strict=True) for kind in ("weight", "bias")}
 
 
 def _choose(

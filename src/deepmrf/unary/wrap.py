@@ -56,18 +56,12 @@ class Wrapped(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments as plain JSON, without the network; a function as `output` is only named."""
-        output: Any = self.output
-        if callable(output):
-            name = getattr(output, "__qualname__", type(output).__qualname__)
-            output = {"function": f"{output.__module__}.{name}"}
-        return {
-            "labels": self.labels,
-            "mean": self.mean,
-            "std": self.std,
-            "value_range": self.value_range,
-            "output": output,
-            "multiple": self.multiple,
-        }
+        names = ("labels", "mean", "std", "value_range", "output", "multiple")
+        values = {name: getattr(self, name) for name in names}
+        if callable(self.output):
+            name = getattr(self.output, "__qualname__", type(self.output).__qualname__)
+            values["output"] = {"function": f"{self.output.__module__}.{name}"}
+        return values
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.normalise(image)
