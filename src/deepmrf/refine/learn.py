@@ -22,6 +22,7 @@ from deepmrf.predict.tiles import spaced
 from deepmrf.refine.examples import MAX_BYTES_IN_MEMORY, Example, Examples
 from deepmrf.refine.settings import Choice, FitSettings
 from deepmrf.training.mean_field import Descent, Trust, minimise, penalty_map, start_contexts
+from deepmrf.training.samples import crop_corner, padded
 
 FitStage = Literal["nothing", "triple penalty", "label contexts"]
 """How far an MRF was learned; each stage builds on the one before. "nothing" returns the predictions as they are."""
@@ -112,7 +113,7 @@ class Learner:
 
     def _contexts_loss(self) -> Tensor:
         batch = self._draw(self.random)
-        log_p, _, mask, t = self._stack(
+        log_p, _, t, mask = self._stack(
             [crop(self.examples[i], self.crop_size, self.random, self.penalties.get(i)) for i in batch]
         )
         scores = self.mrf.from_penalty(log_p.float(), t.float())  # b13 to b15
@@ -125,7 +126,7 @@ class Learner:
         return indices
 
     def _stack(self, crops: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
-        """One batch of each map: log_p, image, mask and what else was cut."""
+        """One batch of each map: log_p, image, what else was cut, and the mask."""
         return [torch.stack(maps).to(self.settings.device) for maps in zip(*crops, strict=True)]
 
     def _loss(self, scores: Tensor, mask: Tensor, overlap: Callable[[Tensor, Tensor], Tensor] | None) -> Tensor:
@@ -172,26 +173,20 @@ def run_batch(mrf: MeanField, log_p: Tensor, image: Tensor, spacings: Sequence[S
 
 
 def crop(example: Example, size: Sequence[int], random: np.random.Generator, *maps: Tensor) -> tuple[Tensor, ...]:
-    """Cut the same part out of log_p, image, mask and `maps`, void beyond the image; mirror half of the images."""
+    """Cut the same part out of log_p, image, `maps` and mask, void beyond the image; mirror half of the images."""
     corner = _corner(example, size, random)
-    region: tuple[EllipsisType | slice, ...] = (
-        ...,
-        *[slice(start, start + side) for start, side in zip(corner, size, strict=True)],
-    )
-    crops = [values[region] for values in (example.log_p, example.image, example.mask, *maps)]
-    missing = [max(side - n, 0) for n, side in zip(example.mask.shape, size, strict=True)]
-    if any(missing):
-        border = [pixels for count in reversed(missing) for pixels in (0, count)]
-        fill = (0, 0, VOID, *[0] * len(maps))
-        crops = [functional.pad(values, border, value=v) for values, v in zip(crops, fill, strict=True)]
+    slices = [slice(start, start + side) for start, side in zip(corner, size, strict=True)]
+    region: tuple[EllipsisType | slice, ...] = (..., *slices)
+    parts = [values[region] for values in (example.log_p, example.image, *maps, example.mask)]
+    crops = padded(parts, size, VOID)
     mirrored = example.mask.dim() == 2 and random.random() < 0.5  # no volumes: a body's left and right differ
-    return tuple(values.flip(-1) for values in crops) if mirrored else tuple(crops)
+    return tuple(values.flip(-1) for values in crops) if mirrored else crops
 
 
 def _corner(example: Example, size: Sequence[int], random: np.random.Generator) -> list[int]:
     """Where the crop starts along each axis."""
     shape, foreground = example.mask.shape, example.foreground
-    corner = [int(random.integers(max(n - side, 0) + 1)) for n, side in zip(shape, size, strict=True)]
+    corner = crop_corner(random, shape, size)
     if foreground is None or not len(foreground) or random.random() >= FOREGROUND_SHARE:
         return corner
     voxel = foreground[int(random.integers(len(foreground)))].tolist()

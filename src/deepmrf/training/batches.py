@@ -14,15 +14,7 @@ from deepmrf.training.clips import ClipCrops, ClipSource, Stills, Videos, networ
 from deepmrf.training.mean_field import calibrated_temperature, penalty_map
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.run import Run
-from deepmrf.training.samples import (
-    BatchSampler,
-    CachedCrops,
-    Crops,
-    Images,
-    Samples,
-    mask_tensor,
-    opencv_on_one_thread,
-)
+from deepmrf.training.samples import CachedCrops, Crops, Images, Samples, mask_tensor, opencv_on_one_thread
 from deepmrf.training.stages import caches_network, caches_penalty, uses_clips
 
 BATCHES_READ_AHEAD = 4
@@ -32,10 +24,10 @@ BATCHES_READ_AHEAD = 4
 def stage_batches(run: Run, index: int, stage: Stage, first_step: int) -> Iterator[list[Tensor]]:
     """Yield the batches of stage number `index` on the run's device: inputs of StageModel, then the target."""
     accelerator, workers = run.accelerator, run.recipe.data.workers
-    steps = range(first_step, stage.steps)
+    slots = range(accelerator.process_index, stage.batch, accelerator.num_processes)  # of this process
     loader = DataLoader(
         _samples(run, index, stage),
-        batch_sampler=BatchSampler(stage.batch, steps, accelerator.process_index, accelerator.num_processes),
+        batch_sampler=([step * stage.batch + slot for slot in slots] for step in range(first_step, stage.steps)),
         num_workers=workers,
         pin_memory=accelerator.device.type == "cuda",
         generator=torch.Generator(),  # not the global one, whose state must not depend on how often a run was resumed

@@ -115,23 +115,19 @@ class Descent:
     """
 
     def __init__(self, modules: Sequence[nn.Module], rate: float) -> None:
-        self.parameters = [parameter for module in modules for parameter in module.requires_grad_(True).parameters()]
+        self.parameters: list[Tensor] = [p for module in modules for p in module.requires_grad_(True).parameters()]
         self.optimiser = torch.optim.Adam(self.parameters, lr=rate, eps=SMALL_GRADIENT)
         self.mean = [parameter.detach().clone() for parameter in self.parameters]
         self.steps = 0
-
-    @torch.no_grad()
-    def _add_to_mean(self) -> None:
-        share = max(1 / STEPS_IN_MEAN, 3 / (self.steps + 3))  # of the new weights; the first ones are soon forgotten
-        for mean, parameter in zip(self.mean, self.parameters, strict=True):
-            mean.lerp_(parameter, share)
 
     def run(self, loss: Callable[[], Tensor], steps: int, progress: Progress = no_progress) -> None:
         """Take more steps."""
         for step in range(steps):
             take_step(self.optimiser, loss())
             self.steps += 1
-            self._add_to_mean()
+            share = max(1 / STEPS_IN_MEAN, 3 / (self.steps + 3))  # of the new weights; the first are soon forgotten
+            with torch.no_grad():
+                torch._foreach_lerp_(self.mean, self.parameters, share)
             progress(step + 1, steps)
 
     @contextmanager
@@ -139,21 +135,15 @@ class Descent:
         """Inside the `with` block, the modules have the mean weights."""
         latest = [parameter.detach().clone() for parameter in self.parameters]
         with torch.no_grad():
-            for parameter, mean in zip(self.parameters, self.mean, strict=True):
-                parameter.copy_(mean)
+            torch._foreach_copy_(self.parameters, self.mean)
             try:
                 yield
             finally:
-                for parameter, weights in zip(self.parameters, latest, strict=True):
-                    parameter.copy_(weights)
+                torch._foreach_copy_(self.parameters, latest)
 
 
 def minimise(
-    modules: Sequence[nn.Module],
-    loss: Callable[[], Tensor],
-    steps: int,
-    rate: float,
-    progress: Progress = no_progress,
+    modules: Sequence[nn.Module], loss: Callable[[], Tensor], steps: int, rate: float, progress: Progress = no_progress
 ) -> None:
     """Take `steps` steps of Adam on these modules; the rate falls from `rate` to 0 along half a cosine.
 

@@ -52,18 +52,19 @@ def _bundled_name(name: str) -> str:
     return rest.removesuffix(SUFFIX) if folder else name
 
 
+def _first_comment(path: Path) -> list[str]:
+    """The lines of the comment that a recipe begins with, without #."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix("#") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
+
+
 def recipe_commands(path: Path) -> list[str]:
     """The commands in the comment that a recipe begins with: they fetch its data and weights, and train."""
-    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-    return [line.removeprefix("#").strip() for line in lines if line.startswith("#   ")]
+    return [line.strip() for line in _first_comment(path) if line.startswith("   ")]
 
 
 def describe_recipe(path: Path) -> str:
     """The first sentence of the comment that a recipe begins with."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("# ") or line.startswith("#  "):  # a command, or the end of the comment
-            break
-        lines.append(line.removeprefix("# "))
-    sentence, _, _ = " ".join(lines).partition(". ")
+    lines = itertools.takewhile(lambda line: line.startswith(" ") and line[1:2] != " ", _first_comment(path))
+    sentence, _, _ = "".join(lines).strip().partition(". ")
     return sentence.rstrip(".")

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import Sampler
 
 from deepmrf.data.dataset import Dataset
 from deepmrf.data.files import Bytes
@@ -138,36 +137,19 @@ class CachedCrops(Samples):
         return padded(parts, self.crop, self.images.data.labels.ignore)
 
 
-def crop_corner(random: np.random.Generator, size: Sequence[int], crop: tuple[int, int]) -> tuple[int, int]:
-    """Draw the top left corner of a crop that lies in an image of this size, or covers a smaller one."""
-    top, left = (int(random.integers(max(n - m, 0) + 1)) for n, m in zip(size, crop, strict=True))
-    return top, left
+def crop_corner(random: np.random.Generator, size: Sequence[int], crop: Sequence[int]) -> list[int]:
+    """Draw the first corner of a crop that lies in an image of this size, or covers a smaller one."""
+    return [int(random.integers(max(n - m, 0) + 1)) for n, m in zip(size, crop, strict=True)]
 
 
-def padded(parts: Sequence[Tensor], crop: tuple[int, int], ignore: int) -> tuple[Tensor, ...]:
+def padded(parts: Sequence[Tensor], crop: Sequence[int], ignore: int) -> tuple[Tensor, ...]:
     """Pad what is smaller than the crop: maps with zeros, the mask, which is last, with void, which teaches nothing."""
-    height, width = parts[-1].shape[-2:]
-    border = (0, crop[1] - width, 0, crop[0] - height)
-    fill = [0] * (len(parts) - 1) + [ignore]
-    if not any(border):
+    missing = [m - n for n, m in zip(parts[-1].shape[-len(crop) :], crop, strict=True)]
+    if not any(missing):
         return tuple(parts)
-    return tuple(functional.pad(part, border, value=value) for part, value in zip(parts, fill, strict=True))
-
-
-class BatchSampler(Sampler[list[int]]):
-    """The sample numbers of one process, a batch at a time, for a range of steps."""
-
-    def __init__(self, batch: int, steps: range, process: int, processes: int) -> None:
-        if batch % processes:
-            raise ValueError(f"A batch of {batch} does not divide among {processes} processes: use a multiple of it.")
-        self.batch, self.steps, self.process, self.processes = batch, steps, process, processes
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in self.steps:
-            yield [step * self.batch + slot for slot in range(self.process, self.batch, self.processes)]
-
-    def __len__(self) -> int:
-        return len(self.steps)
+    border = [pixels for count in reversed(missing) for pixels in (0, count)]
+    *maps, mask = parts
+    return (*[functional.pad(part, border) for part in maps], functional.pad(mask, border, value=ignore))
 
 
 def _image_tensor(image: Bytes) -> Tensor:

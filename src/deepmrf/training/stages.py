@@ -34,7 +34,14 @@ def prepare_stage(model: DeepParsingNetwork, stage: Stage, seed: int, trained: b
 
     trained: the MRF comes from an earlier run, so that its parts are not initialised.
     """
-    _set_learned(model, stage)
+    parts, links = _learnable(model, stage)
+    for name, part in parts.items():
+        part.requires_grad_(name in stage.learn)
+    for parameter in links.get("trajectories", []):
+        parameter.requires_grad_(False)
+    for name in stage.learn:
+        for parameter in links.get(name, []):
+            parameter.requires_grad_(True)
     mrf = model.mean_field
     if mrf is None or trained:
         return
@@ -69,18 +76,6 @@ def _learnable(model: DeepParsingNetwork, stage: Stage) -> tuple[dict[str, nn.Mo
         if name not in (*parts, *links):
             raise RecipeError(f"stage.{stage.name}.learn has {name}, which the model lacks: see mean_field.contexts.")
     return parts, links
-
-
-def _set_learned(model: DeepParsingNetwork, stage: Stage) -> None:
-    """Set requires_grad of every parameter."""
-    parts, links = _learnable(model, stage)
-    for name, part in parts.items():
-        part.requires_grad_(name in stage.learn)
-    for parameter in links.get("trajectories", []):
-        parameter.requires_grad_(False)
-    for name in stage.learn:
-        for parameter in links.get(name, []):
-            parameter.requires_grad_(True)
 
 
 def learns_mrf_alone(stage: Stage) -> bool:

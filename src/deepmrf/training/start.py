@@ -10,6 +10,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +135,9 @@ def _new_model(
     model: DeepParsingNetwork
     unary = recipe.unary
     _check_settings(unary, mrf, network)
-
-    def build() -> DeepParsingNetwork:
-        built: DeepParsingNetwork = DeepParsingNetwork.build(unary.network, data.labels, unary.options, mrf)
-        return built
-
     try:
         if network is None:
+            build = partial(DeepParsingNetwork.build, unary.network, data.labels, unary.options, mrf)
             skeleton(build)  # what is too large is never built
             model = build()
         else:
