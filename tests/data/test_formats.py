@@ -15,7 +15,7 @@ from deepmrf.data import folder
 from deepmrf.data.folder import KEYS
 from deepmrf.models.folder import FORMAT, FORMAT_OF_IMAGES
 from deepmrf.refine.decode import ARRAY_NAMES
-from deepmrf.refine.predictions import PredictionFolder, read_prediction
+from deepmrf.refine.predictions import PredictionFolder, open_prediction
 
 TEXT = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
 
@@ -72,12 +72,12 @@ P = np.random.default_rng(0).dirichlet((1, 1, 1), (4, 5)).transpose(2, 0, 1)
 )
 def test_the_table_of_numbers(tmp_path, values, kind, p):
     np.save(tmp_path / "a.npy", values)
-    log_p, read_as = read_prediction(PredictionFolder(tmp_path).find("a"), 3)
+    log_p, read_as = open_prediction(PredictionFolder(tmp_path).find("a"), 3)
     assert read_as == kind
     if p is None:
-        assert np.array_equal(log_p.argmax(0), P.argmax(0))
+        assert np.array_equal(log_p.tensor().argmax(0), P.argmax(0))
     else:
-        np.testing.assert_allclose(log_p.exp().numpy(), p, atol=0.01)
+        np.testing.assert_allclose(log_p.tensor().exp().numpy(), p, atol=0.01)
 
 
 def test_names_and_numbers_of_the_text():

@@ -18,7 +18,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.refine.apply import refine
 from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.opening import open_mrf, open_preset, read_label_file
-from deepmrf.refine.predictions import PredictionFolder, read_prediction
+from deepmrf.refine.predictions import PredictionFolder, open_prediction
 from deepmrf.refine.report import FitReport
 from deepmrf.refine.settings import FitSettings
 
@@ -70,11 +70,11 @@ def test_a_fitted_folder_and_its_probabilities(folders, tmp_path, kind):
     loaded, labels, label_ids = open_mrf(tmp_path / "mrf")
     assert (labels, label_ids) == (LABELS, None)
     refine(loaded, labels, predictions, images, out, probabilities=kind)
-    log_p, _ = read_prediction(PredictionFolder(predictions).find("1"), 3)
+    log_p, _ = open_prediction(PredictionFolder(predictions).find("1"), 3)
     image = torch.from_numpy(np.array(Image.open(images / "1.jpg"))).permute(2, 0, 1)
-    expected = mrf(log_p[None], image[None])[0].exp()
-    written, _ = read_prediction(PredictionFolder(out).find("1"), 3)
-    torch.testing.assert_close(written.exp(), expected, atol=1e-3, rtol=0)
+    expected = mrf(log_p.tensor()[None], image[None])[0].exp()
+    written, _ = open_prediction(PredictionFolder(out).find("1"), 3)
+    torch.testing.assert_close(written.tensor().exp(), expected, atol=1e-3, rtol=0)
     assert (np.asarray(Image.open(out / "1.png")) == expected.argmax(0).numpy()).all()
     assert np.load(out / f"1.{kind}") is not None
     assert not list(out.glob(".*"))

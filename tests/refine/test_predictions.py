@@ -10,14 +10,14 @@ from PIL import Image
 from deepmrf.data import DataError
 from deepmrf.refine.decode import CONFIDENCE
 from deepmrf.refine.label_ids import LabelIds
-from deepmrf.refine.predictions import PredictionFolder, count_labels, read_prediction
+from deepmrf.refine.predictions import PredictionFolder, count_labels, open_prediction
 
 L, H, W = 4, 9, 12
 
 
 def read(folder, stem, labels=None, names=None, dims=2):
     """The log-probabilities of one prediction in a folder."""
-    return read_prediction(PredictionFolder(folder, dims).find(stem), labels, names)[0]
+    return open_prediction(PredictionFolder(folder, dims).find(stem), labels, names)[0].tensor()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_arrays_are_told_apart(tmp_path, truth, kind, dtype, known, last):
     array = array.numpy().astype(dtype)
     np.save(tmp_path / "a.npy", np.moveaxis(array, 0, 2) if last else array)
     _close(tmp_path, truth, 5e-3 if dtype == np.float16 else 1e-5, known)
-    assert read_prediction(PredictionFolder(tmp_path).find("a"), known)[1] == kind
+    assert open_prediction(PredictionFolder(tmp_path).find("a"), known)[1] == kind
 
 
 @pytest.mark.parametrize("shift", [0.0, 3.0], ids=["log-probabilities", "logits"])
@@ -50,7 +50,7 @@ def test_impossible_labels_are_read(tmp_path, truth, shift):
     array = truth.log().numpy() + shift
     array[0, 0, 0], array[:, 1, 1] = -np.inf, -np.inf
     np.save(tmp_path / "a.npy", array)
-    p = read_prediction(PredictionFolder(tmp_path).find("a"), L)[0].exp()
+    p = open_prediction(PredictionFolder(tmp_path).find("a"), L)[0].tensor().exp()
     assert p[0, 0, 0] < 1e-5
     torch.testing.assert_close(p[:, 1, 1], torch.full((L,), 1 / L))
     torch.testing.assert_close(p.sum(0), torch.ones(H, W))
@@ -71,7 +71,7 @@ def test_whole_numbers_are_shares_of_their_largest(tmp_path, truth, dtype):
 def test_independent_scores_are_divided_by_their_sum(tmp_path, truth):
     np.save(tmp_path / "a.npy", 0.5 * truth.numpy())
     _close(tmp_path, truth, 1e-5)
-    assert "scores" in read_prediction(PredictionFolder(tmp_path).find("a"))[1]
+    assert "scores" in open_prediction(PredictionFolder(tmp_path).find("a"))[1]
 
 
 @pytest.mark.parametrize("least", [-1e-6, -0.023])
@@ -79,11 +79,11 @@ def test_probabilities_may_overshoot_a_little(tmp_path, truth, least):
     array = truth.clone()
     array[:, 0, 0] = torch.tensor([1 - least, least, 0, 0])  # as bicubic interpolation leaves it
     np.save(tmp_path / "a.npy", array.numpy())
-    assert read_prediction(PredictionFolder(tmp_path).find("a"), L)[1] == "probabilities"
+    assert open_prediction(PredictionFolder(tmp_path).find("a"), L)[1] == "probabilities"
     _close(tmp_path, array.clamp(0, 1), 1e-5)
     array[:, 0, 0] = torch.tensor([1.5, -0.5, 0, 0])
     np.save(tmp_path / "a.npy", array.numpy())
-    assert read_prediction(PredictionFolder(tmp_path).find("a"), L)[1] == "logits"
+    assert open_prediction(PredictionFolder(tmp_path).find("a"), L)[1] == "logits"
 
 
 @pytest.mark.parametrize(
@@ -221,15 +221,15 @@ def test_ids_may_be_those_of_the_masks(tmp_path):
     Image.fromarray(ids.astype(np.uint8)).save(tmp_path / "a.png")
     np.save(tmp_path / "b.npy", ids)
     for stem in "ab":
-        log_p, kind = read_prediction(PredictionFolder(tmp_path).find(stem), L, label_ids=label_ids)
+        log_p, kind = open_prediction(PredictionFolder(tmp_path).find(stem), L, label_ids=label_ids)
         assert kind == "label ids, those of the masks"
-        np.testing.assert_allclose(log_p[:, 0, 0].exp(), 1 / L, atol=1e-5)  # void
-        assert (log_p.argmax(0).numpy() == labels).ravel()[1:].all()
+        np.testing.assert_allclose(log_p.tensor()[:, 0, 0].exp(), 1 / L, atol=1e-5)  # void
+        assert (log_p.tensor().argmax(0).numpy() == labels).ravel()[1:].all()
     for label, given in enumerate(label_ids.ids):
         Image.fromarray(np.where(labels == label, 255, 0).astype(np.uint8)).save(tmp_path / f"c_{given}.png")
-    log_p, _ = read_prediction(PredictionFolder(tmp_path).find("c"), L, label_ids=label_ids)
-    assert (log_p.argmax(0).numpy() == labels).all()
+    log_p, _ = open_prediction(PredictionFolder(tmp_path).find("c"), L, label_ids=label_ids)
+    assert (log_p.tensor().argmax(0).numpy() == labels).all()
     for odd in (-1, 3, 300):
         np.save(tmp_path / "b.npy", np.where(labels == 0, odd, ids))
         with pytest.raises(DataError, match=f"holds the id {odd}, but the masks' ids in labels.json are 7, 0, 255, 2"):
-            read_prediction(PredictionFolder(tmp_path).find("b"), L, label_ids=label_ids)
+            open_prediction(PredictionFolder(tmp_path).find("b"), L, label_ids=label_ids)

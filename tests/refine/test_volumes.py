@@ -28,7 +28,7 @@ from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.learn import crop, run_batch
 from deepmrf.refine.matching import count_dims, match_files
 from deepmrf.refine.opening import open_mrf, open_preset
-from deepmrf.refine.predictions import PredictionFolder, count_labels, read_prediction
+from deepmrf.refine.predictions import PredictionFolder, count_labels, open_prediction
 from deepmrf.refine.settings import VOLUME_SETTINGS, WINDOWS, FitSettings, size_in_voxels
 
 nibabel = pytest.importorskip("nibabel")
@@ -47,7 +47,7 @@ def save(path, values, affine=AFFINE):
 
 def read(folder, stem):
     """The log-probabilities of one prediction in a folder."""
-    return read_prediction(PredictionFolder(folder, 3).find(stem), 3)[0]
+    return open_prediction(PredictionFolder(folder, 3).find(stem), 3)[0].tensor()
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def test_every_way_to_save_is_read_back(tmp_path, truth, ending, kind, last):
     else:
         save(path, array)
     files = PredictionFolder(tmp_path, 3).find("a")
-    log_p, taken_for = read_prediction(files, L)
-    torch.testing.assert_close(log_p.exp(), truth, atol=1e-5, rtol=0)
+    log_p, taken_for = open_prediction(files, L)
+    torch.testing.assert_close(log_p.tensor().exp(), truth, atol=1e-5, rtol=0)
     assert taken_for == kind
     assert count_labels([files]) == L
     assert PredictionFolder(tmp_path, 3).stems() == ["a"]
@@ -120,9 +120,9 @@ def test_arrays_with_axes_from_last_to_first_are_turned(tmp_path, truth, ending)
             np.savez_compressed(tmp_path / "predictions" / f"{stem}.npz", probabilities=turned, other=np.zeros(2))
     matched, notes = match_files(tmp_path / "predictions", tmp_path / "images")
     for files, cut in zip(matched, (SIZE, (6, 9, 6)), strict=True):
-        log_p, _ = read_prediction(files.prediction, L)
+        log_p, _ = open_prediction(files.prediction, L)
         expected = truth[:, : cut[0], : cut[1], : cut[2]]
-        torch.testing.assert_close(log_p.exp(), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(log_p.tensor().exp(), expected, atol=1e-5, rtol=0)
     assert any("were turned" in note for note in notes)
     np.save(tmp_path / "predictions" / "a.npy", truth.numpy())  # npy goes before npz: now one lies as it should
     matched, notes = match_files(tmp_path / "predictions", tmp_path / "images")

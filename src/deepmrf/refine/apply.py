@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -75,12 +76,18 @@ class ResultWriter:
 
     def has_written(self, files: MatchedFiles) -> bool:
         """Are all results of this image there?"""
-        return self._map_path(files).exists() and (not self.probabilities or self._p_path(files).exists())
+        return all(path.exists() for path in self.paths(files))
+
+    def paths(self, files: MatchedFiles) -> list[Path]:
+        """The results of an image: its label map, and perhaps its probabilities."""
+        suffixes = ("png" if files.dims == 2 else "nii.gz", self.probabilities)
+        return [self.folder / f"{files.stem}.{suffix}" for suffix in suffixes if suffix]
 
     def write(self, files: MatchedFiles, labels: Tensor, p: Tensor | None, volume: NiftiVolume | None) -> None:
         """Write labels (*S) of uint8 and perhaps probabilities (L, *S) of an image, or of a volume."""
+        paths = self.paths(files)
         if p is not None:
-            with replacing(self._p_path(files)) as file:
+            with replacing(paths[1]) as file:
                 if self.probabilities == "npy":
                     np.save(file, p.numpy(), allow_pickle=False)
                 else:
@@ -88,19 +95,13 @@ class ResultWriter:
         ids: Bytes = labels.numpy()
         ids = ids if self.label_ids is None else self.label_ids.to_ids(ids)
         if volume is not None:
-            write_labels(ids, self._map_path(files), volume)
+            write_labels(ids, paths[0], volume)
             return
         picture = Image.fromarray(ids)
         if self.label_ids not in (BINARY, SOFT):
             picture.putpalette(self._palette().tobytes())
-        with replacing(self._map_path(files)) as file:
+        with replacing(paths[0]) as file:
             picture.save(file, format="PNG")
-
-    def _map_path(self, files: MatchedFiles) -> Path:
-        return self.folder / f"{files.stem}.{'png' if files.dims == 2 else 'nii.gz'}"
-
-    def _p_path(self, files: MatchedFiles) -> Path:
-        return self.folder / f"{files.stem}.{self.probabilities}"
 
     def _palette(self) -> Bytes:
         """Colours (256, 3) by id."""
@@ -151,6 +152,7 @@ def refine(
     """
     if run is None:
         chosen_device(device)  # before files are read
+        run = partial(refine_files, device=device, workers=workers)
     if probabilities not in ("", "npy", "npz"):
         raise ValueError(f"probabilities={probabilities!r} is unknown: choose 'npy', 'npz' or '' for none.")
     if workers is not None and workers < 1:
@@ -164,11 +166,7 @@ def refine(
             raise ValueError(f"The results would be written among the inputs in {folder}; choose another folder.")
     matched, notes = match_files(predictions, images)
     check_folder(writer.folder, "the results")
-    refinement = Refinement(mrf, writer, gt_prob, overwrite)
-    if run is None:
-        report = refine_files(refinement, matched, progress, device, workers)
-    else:
-        report = run(refinement, matched, progress)
+    report = run(Refinement(mrf, writer, gt_prob, overwrite), matched, progress)
     if gt_prob is not None and report.kinds and not any("right with" in kind for kind in report.kinds):
         notes.append(f"gt_prob={gt_prob:g} was not used: it is for label maps without a confidence of their own.")
     return replace(report, notes=tuple(notes))

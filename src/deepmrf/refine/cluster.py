@@ -181,10 +181,9 @@ def _by_size(images: Sequence[ImageFile], max_pixels: int) -> list[ImageFile]:
             return image_size(image.path, max_pixels)[:2]
         return ()
 
-    sized = map_ahead(size, images, 4 * THREADS_READING_SIZES, THREADS_READING_SIZES)
-    return [
-        image for image, _ in sorted([(image, future.result()) for image, future in sized], key=lambda pair: pair[1])
-    ]
+    results = map_ahead(size, images, 4 * THREADS_READING_SIZES, THREADS_READING_SIZES)
+    sized = [(future.result(), image) for image, future in results]
+    return [image for _, image in sorted(sized, key=lambda pair: pair[0])]
 
 
 @dataclass

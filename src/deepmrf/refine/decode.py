@@ -183,11 +183,7 @@ def _with_floor(log_p: Tensor) -> Tensor:
 
 
 def decode_ids(
-    ids: Array,
-    confidence: NDArray[np.float32] | None,
-    labels: int | None,
-    path: Path,
-    gt_prob: float = CONFIDENCE,
+    ids: Array, confidence: NDArray[np.float32] | None, labels: int | None, path: Path, gt_prob: float = CONFIDENCE
 ) -> LogProbabilities:
     """Log-probabilities (L, *S) from label ids: the named label gets its confidence, the others share the rest.
 
@@ -222,14 +218,13 @@ def _log_p_of_ids(ids: Array, confidence: Any, count: int) -> Tensor:
     return _with_floor(torch.from_numpy(p).log())
 
 
-def check_gt_prob(gt_prob: float, labels: int) -> float:
-    """The confidence of label maps, if it makes their labels the most probable ones."""
+def check_gt_prob(gt_prob: float, labels: int) -> None:
+    """Raise a ValueError where this confidence of label maps does not make their labels the most probable ones."""
     if not 1 / labels < gt_prob < 1:
         raise ValueError(
             f"gt_prob={gt_prob!r} must lie above {1 / labels:.3g}, one of {labels} labels, and below 1: it is the "
             "probability that a mask's label is right."
         )
-    return gt_prob
 
 
 def read_grey(path: Path) -> Array:
@@ -242,7 +237,7 @@ def read_ids(path: Path) -> NDArray[np.uint8]:
     return _read_picture(path, ("L", "P", "1"), "8-bit label ids, grey or palette").astype(np.uint8, copy=False)
 
 
-def read_confidence(path: Path) -> NDArray[np.float32]:
+def read_shares(path: Path) -> NDArray[np.float32]:
     """A grey picture as numbers of 0 to 1."""
     values = read_grey(path)
     return (values / np.iinfo(values.dtype).max).astype(np.float32)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -160,8 +160,7 @@ class Examples:
     def _read(self, files: MatchedFiles) -> Example:
         predicted = read_predicted_image(files, self.labels, self.label_ids)
         self.kinds.setdefault(predicted.kind, set()).add(files.stem)
-        with self._advice_on_labels(files):
-            mask = self._read_mask(files, predicted)
+        mask = self._read_mask(files, predicted)
         size = predicted.image.shape[1:]
         if mask.shape != size:
             given, needed = describe_size(mask.shape), describe_size(size)
@@ -181,19 +180,12 @@ class Examples:
 
     def _read_mask(self, files: MatchedFiles, predicted: PredictedImage) -> Bytes:
         path = files.mask_path
-        if predicted.volume is None:
-            return read_mask(path, self.lookup, self.colours, self.labels_json)
-        mask, volume = read_volume_mask(path, self.lookup, self.labels_json)
-        if _directions(predicted.volume) != _directions(volume) and files.stem not in self.turned:
-            self.turned.append(files.stem)
-        return mask
-
-    @contextmanager
-    def _advice_on_labels(self, files: MatchedFiles) -> Iterator[None]:
-        """Advise to give the number of labels if it was counted in label maps, which need not use the last labels."""
         try:
-            yield
+            if predicted.volume is None:
+                return read_mask(path, self.lookup, self.colours, self.labels_json)
+            mask, volume = read_volume_mask(path, self.lookup, self.labels_json)
         except DataError as error:
+            # Advise to give the number of labels if it was counted in label maps, which need not use the last labels.
             maps_told = self.labels_counted and not files.prediction.per_label and not shown_labels(files.prediction)[1]
             highest = max(map(_highest_id, self.files)) if maps_told and error.kind == "id" else 0
             if highest < len(self.labels):
@@ -204,6 +196,9 @@ class Examples:
                 error.path,
                 "id",
             ) from error
+        if _directions(predicted.volume) != _directions(volume) and files.stem not in self.turned:
+            self.turned.append(files.stem)
+        return mask
 
 
 def _highest_id(files: MatchedFiles) -> int:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from deepmrf.data.files import shortened
+
 THUMBNAIL_SIDE = 8
 """Side of the thumbnails that are compared, pixels."""
 MIN_RESEMBLANCE = 0.7
@@ -62,7 +64,9 @@ def groups_by_video(stems: Sequence[str], thumbnails: Sequence[Tensor], folds: i
     if not videos:
         return groups, ""
     count = sum(map(len, videos.values()))
-    message = f"{count} of {len(stems)} images are frames of {_listed(videos)}, by their names and looks"
+    kind = "one video" if len(videos) == 1 else f"{len(videos)} videos"
+    names = shortened([prefix or "numbers" for prefix in videos])
+    message = f"{count} of {len(stems)} images are frames of {kind} ({names}), by their names and looks"
     if len(set(groups)) >= folds:
         return groups, f"{message}: frames of one video are held out together."
     for prefix, frames in videos.items():
@@ -105,9 +109,3 @@ def _resemblance(thumbnails: Sequence[Tensor]) -> float:
     values = torch.stack(list(thumbnails))
     centred = functional.normalize(values - values.mean(1, keepdim=True), dim=1)
     return float((centred[1:] * centred[:-1]).sum(1).median())
-
-
-def _listed(videos: dict[str, list[int]]) -> str:
-    names = [prefix or "numbers" for prefix in videos]
-    listed = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
-    return f"one video ({listed})" if len(names) == 1 else f"{len(names)} videos ({listed})"

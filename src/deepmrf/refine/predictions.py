@@ -12,7 +12,7 @@ Predictions of volumes (NIfTI):
     DIR/STEM.npy, DIR/STEM.npz              (L, D, H, W) or (D, H, W, L), as above; or ints (D, H, W), label ids
     DIR/STEM.nii.gz, DIR/STEM.nii           one map per label along the fourth axis, or label ids
 
-The numbers of an array tell what they mean; `read_prediction` says what they were taken for. IDs are the labels
+The numbers of an array tell what they mean; `open_prediction` says what they were taken for. IDs are the labels
 0 .. L-1, or those of a LabelIds.
 """
 
@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from deepmrf.data.dataset import need_folder
 from deepmrf.data.files import VOID, DataError, images_in, shortened
@@ -40,9 +39,9 @@ from deepmrf.refine.decode import (
     decode_ids,
     labels_first,
     read_array,
-    read_confidence,
     read_grey,
     read_ids,
+    read_shares,
 )
 from deepmrf.refine.label_ids import BINARY, LabelIds
 from deepmrf.refine.soft_masks import open_soft_mask
@@ -137,7 +136,7 @@ def open_prediction(
     ids = _read_label_map(files)
     if ids is not None:
         ids = ids if label_ids is None else label_ids.to_labels(ids, files.path)
-        confidence = None if files.confidence is None else read_confidence(files.confidence)
+        confidence = None if files.confidence is None else read_shares(files.confidence)
         kind = "label ids" if label_ids is None else "label ids, those of the masks"
         kind = "binary masks of 0 and 255" if label_ids == BINARY else kind
         if gt_prob is not None and confidence is None:
@@ -148,17 +147,6 @@ def open_prediction(
         return decode_array(values.transpose(0, 3, 2, 1) if files.reversed_axes else values, files.array)
     maps = _stack_pictures(files, labels, names, label_ids)
     return decode_array(maps, files.path)[0], f"{8 * maps.dtype.itemsize}-bit pictures, one per label"
-
-
-def read_prediction(
-    files: PredictionFiles,
-    labels: int | None = None,
-    names: Sequence[str] | None = None,
-    label_ids: LabelIds | None = None,
-) -> tuple[Tensor, str]:
-    """The same, with all log-probabilities in memory."""
-    log_p, kind = open_prediction(files, labels, names, label_ids)
-    return log_p.tensor(), kind
 
 
 def _read_label_map(files: PredictionFiles) -> Array | None:

@@ -150,15 +150,12 @@ class _Uploader(ResultWriter):
     def has_written(self, files: MatchedFiles) -> bool:
         """Are all results of this image there? Asked once."""
         if files.stem not in self.present:
-            self.present[files.stem] = all(exists(f"{self.url}/{path.name}") for path in self._paths(files))
+            self.present[files.stem] = all(exists(f"{self.url}/{path.name}") for path in self.paths(files))
         return self.present[files.stem]
 
     def write(self, files: MatchedFiles, labels: Tensor, p: Tensor | None, volume: NiftiVolume | None) -> None:
         """Write and upload."""
         super().write(files, labels, p, volume)
-        for path in reversed(self._paths(files)):
+        for path in reversed(self.paths(files)):
             upload(path, f"{self.url}/{path.name}")
             path.unlink()
-
-    def _paths(self, files: MatchedFiles) -> list[Path]:
-        return [self._map_path(files), *([self._p_path(files)] if self.probabilities else [])]

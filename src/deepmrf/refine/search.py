@@ -205,7 +205,8 @@ class Search:
     def _train(self, candidate: _Candidate, folds: Sequence[int], steps: int) -> None:
         """Train a choice up to so many steps in these folds, and score it."""
         began = self.clock()
-        so_far = f" ({self._measure} {100 * candidate.last.score:.2f} so far)" if candidate.trials else ""
+        measure = "Dice" if self.examples.dims == 3 else "mIoU"
+        so_far = f" ({measure} {100 * candidate.last.score:.2f} so far)" if candidate.trials else ""
         for number in folds:
             name = f"{candidate.choice}{so_far}: fold {number + 1}, "
             learner = candidate.learners.get(number)
@@ -219,10 +220,6 @@ class Search:
         candidate.trials.append(self._score(candidate, folds, steps))
         candidate.round_seconds = self.clock() - began
         candidate.seconds += candidate.round_seconds
-
-    @property
-    def _measure(self) -> str:
-        return "Dice" if self.examples.dims == 3 else "mIoU"
 
     def _score(self, candidate: _Candidate, folds: Sequence[int], steps: int) -> Trial:
         before, after = [], []

@@ -9,7 +9,7 @@ that its numbers are shades and not label ids; `are_soft` tells by their spread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,8 @@ from deepmrf.refine.decode import (
     LogProbabilities,
     Region,
     read_array,
-    read_grey,
     read_shades,
+    read_shares,
 )
 
 if TYPE_CHECKING:
@@ -62,43 +62,32 @@ def open_soft_mask(files: PredictionFiles, gt_prob: float | None = None) -> tupl
 
 def are_soft(predictions: Sequence[PredictionFiles]) -> bool:
     """Are these soft masks, and not label maps? Maps of floats are; pictures are where shades are many and spread."""
-    values: set[int] = set()
-    for files in _sample(predictions):
-        with suppress(DataError):  # reading it later names it
-            shades = _shades(files)
-            if shades is None:
-                return False
-            values |= shades
-    values -= {0, VOID}
+    values = (_all_shades(predictions) or set()) - {0, VOID}
     return len(values) >= MIN_SHADES and {value // 64 for value in values} == {0, 1, 2, 3}
 
 
 def check_not_painted(predictions: Sequence[PredictionFiles]) -> None:
     """Raise a ValueError where pictures hold a few values at equal steps from 0 to 255: 255 is no void id there."""
-    values: set[int] = set()
-    for files in _sample(predictions):
-        with suppress(DataError):
-            shades = None if files.ids is None else _shades(files)
-            if shades is None:
-                return
-            values |= shades
-    count = len(values)
-    if (
-        not 3 <= count <= MAX_EVEN_VALUES
-        or max(abs(v - 255 * n / (count - 1)) for n, v in enumerate(sorted(values))) > 1
-    ):
+    values = sorted(_all_shades(predictions) or ())
+    if not 3 <= len(values) <= MAX_EVEN_VALUES or np.abs(values - np.linspace(0, 255, len(values))).max() > 1:
         return
-    ids = ", ".join(map(str, sorted(values)))
+    ids = ", ".join(map(str, values))
     raise ValueError(
         f'The label maps hold {ids}, and 255 would be void: give a labels.json with "ids": [{ids}] and as many '
         '"names", or read them as soft masks.'
     )
 
 
-def _sample(predictions: Iterable[PredictionFiles]) -> list[PredictionFiles]:
-    """Some of the predictions, from all parts of their folder."""
-    files = list(predictions)
-    return files[:: max(1, len(files) // MAX_FILES_READ)]
+def _all_shades(predictions: Sequence[PredictionFiles]) -> set[int] | None:
+    """The values of some of the predictions, from all parts of their folder; None where one is no soft mask."""
+    values: set[int] = set()
+    for files in predictions[:: max(1, len(predictions) // MAX_FILES_READ)]:
+        with suppress(DataError):  # reading it later names it
+            shades = _shades(files)
+            if shades is None:
+                return None
+            values |= shades
+    return values
 
 
 def _shades(files: PredictionFiles) -> set[int] | None:
@@ -111,8 +100,7 @@ def _shades(files: PredictionFiles) -> set[int] | None:
 def _read_shares(files: PredictionFiles) -> Array | None:
     """The map (*S) as numbers of 0 to 1; None for a prediction that is none."""
     if files.ids is not None:
-        grey = read_grey(files.ids)
-        return np.asarray(grey / np.iinfo(grey.dtype).max, dtype=np.float32)
+        return read_shares(files.ids)
     if files.array is None:
         return None
     values = read_array(files.array, lazy=True)
