@@ -101,11 +101,10 @@ def preset_values(name: str) -> dict[str, float]:
 def check_preset(name: str, dims: int, images: object) -> str:
     """The preset that a name or alias means for images of 2 or volumes of 3 axes, if it is made for them."""
     name = ALIASES[dims].get(name, name)
-    if PRESETS.get(name, {}).get("dims", 2) != dims:
+    if preset_settings(name).get("dims", 2) != dims:
         others = ", ".join(other for other in PRESETS if PRESETS[other].get("dims", 2) == dims)
         kind, given = ("volumes", "images") if dims == 2 else ("images", "volumes")
         raise ValueError(f"The preset {name} is for {kind}, but {images} holds {given}: choose one of {others}.")
-    preset_settings(name)  # an unknown name is an error
     return name
 
 
