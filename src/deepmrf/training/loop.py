@@ -30,15 +30,7 @@ from deepmrf.training.optimiser import MovingAverage, new_optimiser, set_rates, 
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.run import Message, Run, TrainProgress
 from deepmrf.training.samples import Images, hold_out
-from deepmrf.training.stages import (
-    StageModel,
-    caches_penalty,
-    check_finish,
-    check_stages,
-    finish,
-    planned_stages,
-    prepare_stage,
-)
+from deepmrf.training.stages import StageModel, caches_penalty, check_stages, finish, planned_stages, prepare_stage
 from deepmrf.training.start import build_model, check_run_folder, open_splits, with_own_network
 from deepmrf.unary.own import OwnNetwork
 
@@ -112,7 +104,6 @@ def _new_run(
     optional("accelerate", "Training needs", "train").utils.set_seed(recipe.seed)
     data, val = open_splits(recipe)
     model = build_model(recipe, data, message, network).to(accelerator.device)
-    check_finish(recipe, model)
     stages = planned_stages(recipe)
     check_stages(recipe, model)
     check_memory(recipe, stages, model, accelerator.num_processes)

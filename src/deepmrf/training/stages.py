@@ -135,16 +135,7 @@ class StageModel(nn.Module):
 
 
 def check_stages(recipe: Recipe, model: DeepParsingNetwork) -> None:
-    """Raise a RecipeError, before anything is trained, if the model lacks what a stage learns or has another size."""
-    for stage in planned_stages(recipe):
-        _learnable(model, stage)
-    size = None if model.mean_field is None else model.mean_field.triple_penalty.size
-    if size is not None and size != recipe.augment.crop:
-        raise RecipeError(f"augment.crop={list(recipe.augment.crop)} must be mean_field.size={list(size)}.")
-
-
-def check_finish(recipe: Recipe, model: DeepParsingNetwork) -> None:
-    """Raise a RecipeError, before anything is trained, if the model cannot have the recipe's zoom or temperature."""
+    """Raise a RecipeError, before anything is trained, if the model cannot do what the recipe asks for."""
     if recipe.zoom and not hasattr(model.unary, "zoom"):
         raise RecipeError(f"zoom={recipe.zoom:g}: only the networks fast and strong can zoom; leave it out.")
     if recipe.temperature and model.mean_field is None:
@@ -154,6 +145,11 @@ def check_finish(recipe: Recipe, model: DeepParsingNetwork) -> None:
         check_temperature(recipe.temperature or 1)
     except ValueError as error:
         raise RecipeError(str(error)) from error
+    for stage in planned_stages(recipe):
+        _learnable(model, stage)
+    size = None if model.mean_field is None else model.mean_field.triple_penalty.size
+    if size is not None and size != recipe.augment.crop:
+        raise RecipeError(f"augment.crop={list(recipe.augment.crop)} must be mean_field.size={list(size)}.")
 
 
 def finish(recipe: Recipe, model: DeepParsingNetwork) -> str:
