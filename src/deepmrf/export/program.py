@@ -91,7 +91,6 @@ def check_packages() -> None:
 
 def write_onnx(model: DeepParsingNetwork, path: Path) -> None:
     """Write an .onnx file, with labels and colours in its metadata."""
-    check_packages()
     functions = importlib.import_module("deepmrf.export.functions")
     program = trace(model)
     with torch.no_grad(), quiet():

@@ -60,10 +60,8 @@ def fit(
     if _agreement(examples) >= MIN_AGREEMENT:
         search = Search(examples, folds, settings, phases, clock, start).run()
     totals, fold_scores = _score_folds(examples, folds, search, phases)
-    stage = best_stage(
-        {stage: tally.value() for stage, tally in totals.items()},
-        [{stage: tally.value() for stage, tally in tallies.items()} for tallies in fold_scores],
-    )
+    values = [{stage: tally.value() for stage, tally in tallies.items()} for tallies in (totals, *fold_scores)]
+    stage = best_stage(values[0], values[1:])
     return FitReport(
         _final(examples, settings, search, stage, phases),
         stage,

@@ -56,7 +56,8 @@ class Learner:
         if settings.contexts:
             self.mrf = settings.build(labels, settings.contexts, examples.spacing, choice).to(settings.device)
             self._start_contexts()
-        self.penalties = _Penalties(self.mrf, examples)
+        self.penalties: dict[int, Tensor] = {}
+        self.bytes_left = MAX_BYTES_IN_MEMORY // 4  # for them; a few learners live at a time
 
     def models(self) -> dict[FitStage, MeanField]:
         """Copies of the MRF after each stage so far."""
@@ -69,7 +70,7 @@ class Learner:
     @torch.no_grad()
     def labels(self, index: int) -> Tensor:
         """The labels (*S) that the MRF as it is gives an example, with the triple penalty from memory."""
-        maps = self.examples[index].log_p, self.penalties.get(index)
+        maps = self.examples[index].log_p, self._penalty(index)
         log_p, t = (values[None].float().to(self.settings.device) for values in maps)
         with self.descent.averaged() if self.settings.contexts else nullcontext():
             return self.mrf.from_penalty(log_p, t)[0].argmax(0).cpu()
@@ -114,10 +115,22 @@ class Learner:
     def _contexts_loss(self) -> Tensor:
         batch = self._draw(self.random)
         log_p, _, t, mask = self._stack(
-            [crop(self.examples[i], self.crop_size, self.random, self.penalties.get(i)) for i in batch]
+            [crop(self.examples[i], self.crop_size, self.random, self._penalty(i)) for i in batch]
         )
         scores = self.mrf.from_penalty(log_p.float(), t.float())  # b13 to b15
         return self._loss(scores, mask, soft_iou if self.examples.dims == 2 else soft_dice)
+
+    def _penalty(self, index: int) -> Tensor:
+        """The triple penalty's output t (L, *S) of float16 for an example, cached as far as memory allows."""
+        if index in self.penalties:
+            return self.penalties[index]
+        example = self.examples[index]
+        with spaced(self.mrf, example.spacing):
+            t = penalty_map(self.mrf, example.log_p, example.image)
+        self.bytes_left -= t.nbytes
+        if self.bytes_left >= 0:
+            self.penalties[index] = t
+        return t
 
     def _draw(self, random: np.random.Generator) -> list[int]:
         """The examples of one batch."""
@@ -137,27 +150,6 @@ class Learner:
         scores = self.trust(scores)
         entropy = functional.cross_entropy(scores, mask.long(), ignore_index=VOID)
         return entropy if overlap is None else entropy + 1 - overlap(scores.softmax(1), mask)
-
-
-class _Penalties:
-    """The triple penalty's output t for each example, cached as far as memory allows."""
-
-    def __init__(self, mrf: MeanField, examples: Examples) -> None:
-        self.mrf, self.examples = mrf, examples
-        self.cached: dict[int, Tensor] = {}
-        self.bytes_left = MAX_BYTES_IN_MEMORY // 4  # a few learners live at a time
-
-    def get(self, index: int) -> Tensor:
-        """t (L, *S) of float16."""
-        if index in self.cached:
-            return self.cached[index]
-        example = self.examples[index]
-        with spaced(self.mrf, example.spacing):
-            t = penalty_map(self.mrf, example.log_p, example.image)
-        self.bytes_left -= t.nbytes
-        if self.bytes_left >= 0:
-            self.cached[index] = t
-        return t
 
 
 def run_batch(mrf: MeanField, log_p: Tensor, image: Tensor, spacings: Sequence[Spacing | None]) -> Tensor:

@@ -172,11 +172,10 @@ def load_vgg16(
     dense = _tensor_names(["classifier.0", "classifier.3"][: len(fully)], fully)
     if not dense or not all(name in source for name in dense):
         return transfer(network, path, source, names)
-    fc6, fc6_bias, fc7, fc7_bias = (source[name] for name in dense)
     channels, _, size, _ = network.get_submodule(fully[0]).weight.shape  # type: ignore[misc]
-    chosen = _choose(fc6, fc6_bias, fc7, fc7_bias, channels, size)
-    source |= dict(zip(dense, chosen, strict=True))
-    adapted = dense.values() if channels != len(fc6) or size != FC6_SIZE else ()
+    tensors = [source[name] for name in dense]
+    source |= dict(zip(dense, _choose(tensors, channels, size), strict=True))
+    adapted = dense.values() if channels != len(tensors[0]) or size != FC6_SIZE else ()
     return transfer(network, path, source, names | dense, adapted)
 
 
@@ -185,10 +184,9 @@ def _tensor_names(layers: Sequence[str], modules: Sequence[str]) -> dict[str, st
     return {f"{a}.{kind}": f"{b}.{kind}" for a, b in zip(layers, modules, strict=True) for kind in ("weight", "bias")}
 
 
-def _choose(
-    fc6: Tensor, fc6_bias: Tensor, fc7: Tensor, fc7_bias: Tensor, channels: int, size: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _choose(tensors: Sequence[Tensor], channels: int, size: int) -> tuple[Tensor, ...]:
     """Choose `channels` evenly spaced filters of fc6, `size` x `size` cells of each, and inputs and outputs of fc7."""
+    fc6, fc6_bias, fc7, fc7_bias = tensors
     width = len(fc6)
     if channels > width:
         raise ValueError(f"The file has {width} filters, but the network has channels={channels}: use at most {width}.")
