@@ -23,7 +23,7 @@ from deepmrf.data.transforms import Augment
 from deepmrf.flow import Flow, cached, estimate
 from deepmrf.training.motion import moving_clip
 from deepmrf.training.recipe import ClipsRecipe
-from deepmrf.training.samples import Images, Samples, crop_corner, mask_tensor, padded
+from deepmrf.training.samples import Images, Samples, crop_corner, image_tensor, mask_tensor, padded
 
 Clip = tuple[Bytes, Bytes, Flow | None]
 """Frames (T, H, W, 3), masks (T, H, W) with void where labels do not count, and the flow or None."""
@@ -149,22 +149,17 @@ class ClipCrops(Samples):
         index, random = self.pick(number)
         if self.log_p is None:
             frames, masks, flow = self.source.fresh(index, random)
-            return _tensors(None, _frames_tensor(frames), masks, flow)
+            return _tensors(None, image_tensor(frames), masks, flow)
         frames, masks, flow = self.source.fixed(index)
         top, left = crop_corner(random, masks.shape[1:], self.crop)
         box = (slice(None), slice(top, top + self.crop[0]), slice(left, left + self.crop[1]))
         log_p = torch.stack([self.log_p[name][box] for name in self.source.names(index)], 1).float()
-        image, masks = _frames_tensor(frames[box]), masks[box]
+        image, masks = image_tensor(frames[box]), masks[box]
         flow = flow.crop(top, left, *masks.shape[1:]) if flow is not None else None
         if random.random() < self.flip:
             log_p, image, masks = log_p.flip(-1), image.flip(-1), masks[..., ::-1]
             flow = flow.flip() if flow is not None else None
         return padded(_tensors(log_p, image, masks, flow), self.crop, self.ignore)
-
-
-def _frames_tensor(frames: Bytes) -> Tensor:
-    """(T, H, W, 3) -> (3, T, H, W)."""
-    return torch.from_numpy(np.ascontiguousarray(frames.transpose(3, 0, 1, 2)))
 
 
 def _tensors(log_p: Tensor | None, image: Tensor, masks: Bytes, flow: Flow | None) -> tuple[Tensor, ...]:
@@ -182,7 +177,7 @@ def network_outputs(
     for index in range(len(source)):
         names = source.names(index)
         if not all(name in outputs for name in names):
-            image = _frames_tensor(source.fixed(index)[0])
+            image = image_tensor(source.fixed(index)[0])
             for t, name in enumerate(names):
                 if name not in outputs:
                     outputs[name] = network(image[None, :, t])[0].half().cpu()

@@ -8,10 +8,7 @@ on predictions from files:
     start_contexts(mrf.label_contexts, seed)   before stage 3: noise tells the K patterns of a label apart
     penalty_map(mrf, log_p, image)             t of one image, to be cached during stage 3
 
-`refine` takes its steps by `minimise`, a run of known length, and by `Descent`, which goes on as long as it helps:
-
-    trust = Trust()
-    minimise([mrf.triple_penalty, trust], lambda: cross_entropy(trust(mrf(log_p, image)), mask), steps, rate)
+`refine` takes its steps by `minimise`, a run of known length, and by `Descent`, which goes on as long as it helps.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from deepmrf.data.files import VOID, Bytes
 from deepmrf.flow import Flow
+from deepmrf.training.samples import image_tensor, mask_tensor
 
 MAX_EXPOSURE_CHANGE = 0.12
 """Largest change of brightness at flicker = 1, as a share."""
@@ -49,10 +50,10 @@ def moving_clip(
     size = points.new_tensor([width, height])
     inside = ((points >= -0.5) & (points <= size - 0.5)).all(-1)  # (T, H, W)
     grid = ((2 * points + 1) / size - 1).float()
-    picture = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None].float().expand(frames, 3, -1, -1)
+    picture = image_tensor(image)[None].float().expand(frames, 3, -1, -1)
     # Cubic, because linear interpolation would make frames softer than the image.
     sampled = functional.grid_sample(picture, grid, "bicubic", "border", align_corners=False)
-    labels = torch.from_numpy(np.ascontiguousarray(mask))[None, None].float().expand(frames, 1, -1, -1)
+    labels = mask_tensor(mask)[None, None].float().expand(frames, 1, -1, -1)
     ids = functional.grid_sample(labels, grid, "nearest", "border", align_corners=False)[:, 0].round()
     masks = torch.where(inside, ids, VOID).to(torch.uint8).numpy()
     flickering = torch.stack([_flickering(random, frame, flicker) for frame in sampled])

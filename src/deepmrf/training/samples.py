@@ -111,7 +111,7 @@ class Crops(Samples):
         index, random = self.pick(number)
         image, mask = self.images[index]
         (image,), (mask,) = self.augment(random, image[None], mask[None])
-        return _image_tensor(image), mask_tensor(mask)
+        return image_tensor(image), mask_tensor(mask)
 
 
 class CachedCrops(Samples):
@@ -131,7 +131,7 @@ class CachedCrops(Samples):
         image, mask = self.images[index]
         top, left = crop_corner(random, mask.shape, self.crop)
         box = (slice(top, top + self.crop[0]), slice(left, left + self.crop[1]))
-        parts = [self.maps[index][:, box[0], box[1]], _image_tensor(image[box]), mask_tensor(mask[box])]
+        parts = [self.maps[index][:, box[0], box[1]], image_tensor(image[box]), mask_tensor(mask[box])]
         if random.random() < self.flip:
             parts = [part.flip(-1) for part in parts]
         return padded(parts, self.crop, self.images.data.labels.ignore)
@@ -152,9 +152,9 @@ def padded(parts: Sequence[Tensor], crop: Sequence[int], ignore: int) -> tuple[T
     return (*[functional.pad(part, border) for part in maps], functional.pad(mask, border, value=ignore))
 
 
-def _image_tensor(image: Bytes) -> Tensor:
-    """(H, W, 3) -> (3, H, W)."""
-    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+def image_tensor(image: Bytes) -> Tensor:
+    """(H, W, 3) -> (3, H, W), and of a clip (T, H, W, 3) -> (3, T, H, W)."""
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(image, -1, 0)))
 
 
 def mask_tensor(mask: Bytes) -> Tensor:

@@ -157,11 +157,7 @@ class Network(nn.Module):
 
 
 class UShapedNetwork(Network):
-    """image (B, 3, H, W) -> logits (B, L, H, W), through maps of ever coarser strides and back to ever finer ones.
-
-    labels: L. width: channels, as each network counts them. dropout: probability of dropping a channel while training.
-    stride: where the decoder ends, one of STRIDES. zoom: enlarge images by this factor first.
-    """
+    """image (B, 3, H, W) -> logits (B, L, H, W), through maps of ever coarser strides and back to ever finer ones."""
 
     mirror: bool = False
     """Average the logits of the image and of its mirror image, but for training."""
