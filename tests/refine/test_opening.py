@@ -45,3 +45,5 @@ def test_what_is_no_preset_here_is_named(folders):
     (folders[1] / "a.png").rename(folders[1] / "a.nii.gz")
     with pytest.raises(ValueError, match=r"voc is for images, but .* holds volumes: choose one of medical3d"):
         open_preset("voc", *folders)
+    with pytest.raises(ValueError, match="There is no preset 'magic'"):
+        open_preset("magic", *folders)
