@@ -56,7 +56,10 @@ def _samples(run: Run, index: int, stage: Stage) -> Samples:
         log_p = None
         if caches_network(stage):
             run.model.eval()
-            log_p = network_outputs(run.clips, lambda frame: _log_unary(run, frame), run.progress("network's output"))
+            progress, workers = run.progress("network's output"), recipe.data.workers
+            log_p = run.cached_clips = run.cached_clips or network_outputs(
+                run.clips, lambda frame: _log_unary(run, frame), workers, progress
+            )
         return ClipCrops(run.clips, seed, log_p, crop, flip, run.images.data.labels.ignore)
     images = run.images_of(stage)
     if not caches_network(stage):

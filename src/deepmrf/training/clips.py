@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
 from deepmrf.data.dataset import Dataset, Item
 from deepmrf.data.files import VOID, Bytes
@@ -23,7 +25,15 @@ from deepmrf.data.transforms import Augment
 from deepmrf.flow import Flow, cached, estimate
 from deepmrf.training.motion import moving_clip
 from deepmrf.training.recipe import ClipsRecipe
-from deepmrf.training.samples import Images, Samples, crop_corner, image_tensor, mask_tensor, padded
+from deepmrf.training.samples import (
+    Images,
+    Samples,
+    crop_corner,
+    image_tensor,
+    mask_tensor,
+    opencv_on_one_thread,
+    padded,
+)
 
 Clip = tuple[Bytes, Bytes, Flow | None]
 """Frames (T, H, W, 3), masks (T, H, W) with void where labels do not count, and the flow or None."""
@@ -169,17 +179,34 @@ def _tensors(log_p: Tensor | None, image: Tensor, masks: Bytes, flow: Flow | Non
     return (*parts, mask_tensor(masks))
 
 
+class _FixedFrames(TorchDataset[Tensor]):
+    """The frames (3, T, H, W) of each fixed clip."""
+
+    def __init__(self, source: ClipSource) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return image_tensor(self.source.fixed(index)[0])
+
+
 def network_outputs(
-    source: ClipSource, network: Callable[[Tensor], Tensor], progress: Progress = no_progress
+    source: ClipSource, network: Callable[[Tensor], Tensor], workers: int = 0, progress: Progress = no_progress
 ) -> dict[str, Tensor]:
-    """Return network(frame (1, 3, H, W)) -> (L, H, W) of every frame of the fixed clips, in half precision, by name."""
+    """Return network(frame (1, 3, H, W)) -> (L, H, W) of every frame of the fixed clips, in half precision, by name.
+
+    workers: processes that read clips, or make them, while the network computes.
+    """
     outputs: dict[str, Tensor] = {}
-    for index in range(len(source)):
-        names = source.names(index)
-        if not all(name in outputs for name in names):
-            image = image_tensor(source.fixed(index)[0])
-            for t, name in enumerate(names):
-                if name not in outputs:
-                    outputs[name] = network(image[None, :, t])[0].half().cpu()
+    with opencv_on_one_thread():
+        clips = iter(
+            DataLoader(_FixedFrames(source), batch_size=None, num_workers=workers, generator=torch.Generator())
+        )
+    for index, clip in enumerate(clips):
+        for name, frame in zip(source.names(index), clip.unbind(1), strict=True):
+            if name not in outputs:
+                outputs[name] = network(frame[None])[0].half().cpu()
         progress(index + 1, len(source))
     return outputs

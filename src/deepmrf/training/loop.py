@@ -159,7 +159,7 @@ def _take_steps(run: Run, index: int, stage: Stage, first_step: int, tensors: di
     """Take the optimiser steps of a stage, with checkpoints and evaluations between them."""
     recipe, accelerator, model = run.recipe, run.accelerator, run.model
     if "unary" in stage.learn:
-        run.cached_log_p = []
+        run.cached_log_p, run.cached_clips = [], {}
     weights = None
     if stage.class_balance:
         weights = class_weights(run.images_of(stage).label_counts(), stage.class_balance).to(accelerator.device)

@@ -46,10 +46,11 @@ def moving_clip(
         raise ValueError(f"image has shape {image.shape}, mask {mask.shape}: pass uint8 (H, W, 3) and (H, W).")
     height, width = mask.shape
     maps = camera_path(random, (height, width), frames, motion)
-    points = torch.stack([_transformed_pixels(matrix, height, width) for matrix in maps])  # (T, H, W, 2) in the image
-    size = points.new_tensor([width, height])
-    inside = ((points >= -0.5) & (points <= size - 0.5)).all(-1)  # (T, H, W)
-    grid = ((2 * points + 1) / size - 1).float()
+    # grid_sample has the image's edges at -1 and 1: (2 x + 1) / width - 1
+    normalise = np.array([[2 / width, 0, 1 / width - 1], [0, 2 / height, 1 / height - 1], [0, 0, 1]])
+    points = torch.stack([_transformed_pixels(normalise @ matrix, height, width) for matrix in maps])  # (T, H, W, 2)
+    inside = (points.abs() <= 1).all(-1)  # (T, H, W)
+    grid = points.float()
     picture = image_tensor(image)[None].float().expand(frames, 3, -1, -1)
     # Cubic, because linear interpolation would make frames softer than the image.
     sampled = functional.grid_sample(picture, grid, "bicubic", "border", align_corners=False)
@@ -80,23 +81,22 @@ def camera_path(random: np.random.Generator, size: tuple[int, int], frames: int,
 
 def _transformed_pixels(matrix: NDArray[np.float64], height: int, width: int) -> Tensor:
     """Return where an affine map (3, 3) brings each pixel: (H, W, 2) of (x, y)."""
-    y, x = torch.meshgrid(
-        torch.arange(height, dtype=torch.float64), torch.arange(width, dtype=torch.float64), indexing="ij"
-    )
-    (xx, xy, x0), (yx, yy, y0) = matrix[:2]
-    return torch.stack([xx * x + xy * y + x0, yx * x + yy * y + y0], -1)
+    y, x = torch.arange(height, dtype=torch.float64)[:, None], torch.arange(width, dtype=torch.float64)
+    points = torch.empty(height, width, 2, dtype=torch.float64)
+    for axis, (of_x, of_y, shift) in enumerate(matrix[:2]):
+        torch.add(of_x * x, of_y * y + shift, out=points[..., axis])
+    return points
 
 
 def _exact_flow(maps: NDArray[np.float64], inside: Tensor) -> Flow:
     """Return the flow both ways; it is reliable where the frame shows the image and the pixel stays in the frame."""
     frames, height, width = inside.shape
-    pixels = _transformed_pixels(np.eye(3), height, width)
     directions = []
     for source, target in ((range(frames - 1), range(1, frames)), (range(1, frames), range(frames - 1))):
         steps = [np.linalg.inv(maps[b]) @ maps[a] for a, b in zip(source, target, strict=True)]
-        moves = [(_transformed_pixels(step, height, width) - pixels).permute(2, 0, 1) for step in steps]
+        moves = [_transformed_pixels(step - np.eye(3), height, width).float().permute(2, 0, 1) for step in steps]
         flow = torch.stack(moves, 1) if moves else torch.zeros(2, 0, height, width)
-        directions.append(flow[None].float())
+        directions.append(flow[None])
     return Flow(directions[0], directions[1], inside[None, None, :-1], inside[None, None, 1:])
 
 

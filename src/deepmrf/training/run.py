@@ -85,6 +85,8 @@ class Run:
     """The network's output (L, H, W) for the first images of a stage, while the network is fixed."""
     cached_images: Images | None = None
     """The images that these are of."""
+    cached_clips: dict[str, Tensor] = field(default_factory=dict)
+    """The network's output (L, H, W) for the frames of fixed clips by name, while the network is fixed."""
     network: OwnNetwork | None = None
     """A network of the user's own, if the model has one."""
     tensorboard: Any = None
