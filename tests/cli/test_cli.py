@@ -38,6 +38,14 @@ def test_no_word_of_the_help_is_taken_for_markup():
             assert Text.from_markup(text).plain == text, (path, option.name)
 
 
+def test_the_terminal_breaks_the_lines_of_the_help_and_no_colons_become_pictures():
+    """:B: is a picture for rich, and Typer keeps line breaks of the source."""
+    for path, command in _commands(typer.main.get_command(app)):
+        text = command.help or ""
+        assert all("\n" not in paragraph for paragraph in text.split("\n\n")), path
+        assert Text.from_markup(text, emoji=True).plain == Text.from_markup(text, emoji=False).plain, path
+
+
 def test_help_teaches_with_examples():
     assert "deepmrf predict" in plain(type_in("--help").output)
     for name in ("predict", "fit", "refine", "train", "evaluate", "calibrate", "export"):

@@ -74,5 +74,8 @@ app.command(
 )(bench_command)
 app.command(name="doctor", help=DOCTOR_HELP)(doctor_command)
 app.add_typer(data_app, name="data")
+for command in (*app.registered_commands, *data_app.registered_commands):
+    # Typer keeps the line breaks of the source; the width of the terminal shall decide.
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n")) or None
 
 __all__ = ["app", "main"]

@@ -16,7 +16,7 @@ EXPLAIN_HELP = """Show what a model has learned, and what each of its layers doe
 
 Writes DIR/index.html, a page that works offline and needs no other file, and each figure beside it as PNG and SVG:
 
-- label compatibility: which labels go together, and which do not; contextual patterns A:B: where B is likely when A is
+- label compatibility: which labels go together, and which do not; contextual patterns A:B, where B is likely when A is
 at the centre; for models of clips, also between one frame and the next
 
 - of pictures: labels after the network, after b12, after b13 and b14, and the pixels that changed; which label context
