@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -43,6 +45,35 @@ def test_ahead_closes_its_items_and_its_thread():
     assert len(closed) == 1
     assert closed[0] is not threading.main_thread()
     assert threading.active_count() == before
+
+
+FORGOTTEN = """
+import gc
+from deepmrf.predict.ahead import ahead
+
+def numbers():
+    try:
+        yield from range(100)
+    finally:
+        print("closed")
+
+class Holder:
+    pass
+
+holder = Holder()
+holder.itself, holder.numbers = holder, ahead(numbers(), 2)
+print(next(holder.numbers))
+del holder
+gc.collect()
+print("done")
+"""
+
+
+def test_ahead_is_closed_where_it_is_garbage_in_a_cycle():
+    """Its threads must outlive it: closing would wait for them for ever, so this runs in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["0", "closed", "done"]
+    assert not done.stderr
 
 
 def test_ahead_raises_where_the_item_would_have_come():

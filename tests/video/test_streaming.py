@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 from fractions import Fraction
@@ -69,6 +70,20 @@ def test_models_of_single_frames_see_each(segmenter, pictures):
         np.testing.assert_array_equal(frame.image, image)
         np.testing.assert_array_equal(result.labels, segmenter(image).labels)
         assert result.image is frame.image
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_loop_that_is_left_early_closes_the_video_at_once(segmenter, linking_model, film, linked):
+    """Without the collector of garbage: no frame, thread or file waits for it."""
+    gc.disable()
+    try:
+        before = threading.active_count()
+        for _ in segment_video(Segmenter(linking_model) if linked else segmenter, film("a.mp4")):
+            assert threading.active_count() > before
+            break
+        assert threading.active_count() == before
+    finally:
+        gc.enable()
 
 
 def test_a_video_file(segmenter, film, pictures):

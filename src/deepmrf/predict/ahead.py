@@ -20,6 +20,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _END: Any = object()
+_open_pools: set[ThreadPoolExecutor] = set()
+"""Pools that were not shut down. Were they garbage, in an iterator that nobody holds any more, their threads would end
+before the iterator is closed, and closing it would wait for them for ever."""
 
 
 class WorkQueue(Generic[T, R]):
@@ -27,6 +30,7 @@ class WorkQueue(Generic[T, R]):
 
     def __init__(self, threads: int = 1) -> None:
         self._pool = ThreadPoolExecutor(threads)
+        _open_pools.add(self._pool)
         self._calls: deque[tuple[T, Future[R]]] = deque()
 
     def __len__(self) -> int:
@@ -55,6 +59,7 @@ class WorkQueue(Generic[T, R]):
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
+        _open_pools.discard(self._pool)
 
 
 def map_ahead(

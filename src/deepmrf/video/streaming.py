@@ -7,6 +7,7 @@ frames of at most FLOW_SIDE pixels on the longer side and enlarged: it is smooth
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Generator, Iterator
@@ -96,13 +97,14 @@ class Stream(Iterator[FrameResult]):
         self.clock = Clock()
         self.spans_time = any(model.spans_time for model in segmenter.models)
         self.flow = flow if self.spans_time or consistency else None
-        self._segment = ClipSegmenter(segmenter, self.clock) if self.spans_time else self._segment_frames
+        self._clips = ClipSegmenter(segmenter, self.clock) if self.spans_time else None
         self._agreement: TemporalConsistency | None = None
         if consistency:
             from deepmrf.evaluation.temporal import TemporalConsistency  # torchmetrics takes seconds to import
 
             self._agreement = TemporalConsistency(ignore=segmenter.labels.ignore)
-        self._results = self._run()
+        # Of a copy: a generator that held the stream would be closed late where somebody leaves a loop over it early.
+        self._results = copy.copy(self)._run()
 
     @property
     def length(self) -> int | None:
@@ -135,7 +137,7 @@ class Stream(Iterator[FrameResult]):
     def _run(self) -> Generator[FrameResult, None, None]:
         frames = ahead(self._with_flow(ahead(self._read(), FRAMES_READ_AHEAD)), FRAMES_READ_AHEAD)
         # Build Flow objects here: in another thread, PyTorch's own threads would compete with the network's.
-        segmented = self._segment(
+        segmented = (self._clips or self._segment_frames)(
             LinkedFrame(frame, None if pair is None else flow_of_pairs([pair], pair.shape[2:]))
             for frame, pair in frames
         )
