@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 import subprocess
 import sys
+import urllib.request
 
 import numpy as np
 import pytest
@@ -340,7 +342,7 @@ def test_damaged_weights(copied):
 def test_the_hub_is_asked_last(monkeypatch, model_folder):
     import huggingface_hub
 
-    def download(name, file):
+    def download(name, file, local_files_only=False):
         if name != "someone/model":
             raise OSError("404 not found\nand more")
         return str(model_folder / file)
@@ -352,6 +354,17 @@ def test_the_hub_is_asked_last(monkeypatch, model_folder):
     ) as caught:
         load("runs/fast")
     assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_the_hub_is_not_waited_for(monkeypatch, tmp_path):
+    def no_address(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_address)
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match=r"no folder runs/fast here, and .* \(it cannot be reached\)"):
+        load("runs/fast")
 
 
 def test_loading_brings_no_heavy_company(model_folder):

@@ -26,6 +26,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,9 +197,21 @@ def first_line(error: BaseException) -> str:
 
 def download(name: str, **options: Any) -> Path:
     """Fetch a model from the Hugging Face hub, OWNER/NAME, and return the folder it lies in."""
+    if not _hub_has_an_address():
+        options = {"local_files_only": True, **options}
     folder = Path(huggingface_hub.hf_hub_download(name, CONFIG, **options)).parent
     huggingface_hub.hf_hub_download(name, WEIGHTS, **options)
     return folder
+
+
+def _hub_has_an_address() -> bool:
+    """Can the hub be asked? Where there is no network, its client would try for half a minute."""
+    if urllib.request.getproxies():
+        return True
+    try:
+        return bool(socket.getaddrinfo(urllib.parse.urlsplit(huggingface_hub.constants.ENDPOINT).hostname, 443))
+    except OSError:
+        return False
 
 
 def check_mrf_folder(folder: Path) -> None:

@@ -12,6 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import LocalEntryNotFoundError
+
 from deepmrf.data.labels import LabelSet
 from deepmrf.models.folder import (
     CONFIG,
@@ -65,8 +67,9 @@ def find_folder(name: str | os.PathLike[str]) -> Path:
         try:
             return download(text)
         except Exception as error:  # the hub's client raises what its transport does
+            reason = "it cannot be reached" if isinstance(error, LocalEntryNotFoundError) else first_line(error)
             raise ValueError(
-                f"There is no folder {text} here, and the hub did not give such a model ({first_line(error)}): "
+                f"There is no folder {text} here, and the hub did not give such a model ({reason}): "
                 "check the name, and that the network is up."
             ) from None
     near = get_close_matches(text, bundled(), 1)

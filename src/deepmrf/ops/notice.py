@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 SECONDS_OF_SILENCE = 1.5
-MESSAGE = "deepmrf: compiling kernels for this machine, once"
+MESSAGE = "deepmrf: compiling kernels that this machine uses for the first time"
 
 
 @cache
