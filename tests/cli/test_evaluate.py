@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 
 import pytest
@@ -56,6 +57,16 @@ def test_a_folder_without_a_model_does_not_hide_a_bundled_one(tmp_path, monkeypa
     (tmp_path / "camvid" / "val").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert "other labels than" in refused("camvid", "--data", DATA)  # so it was found
+
+
+def test_a_few_images_are_spread_over_the_split(run, tmp_path):
+    result = type_in("evaluate", run, "--data", DATA, "--images", 3, "-o", tmp_path / "a")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "a" / "scores.json").read_text())["scores"]["whole model"]["images"] == 3
+    assert "--images" in refused(run, "--data", DATA, "--images", 3, "--video")
+    data = synthetic((16, 16), "val", 7)
+    assert [item.name for item in data.spread(3)] == [data[index].name for index in (0, 2, 4)]
+    assert len(data.spread(99)) == 7
 
 
 def test_damaged_models_are_named(run):

@@ -25,6 +25,8 @@ Several models are averaged. Prints a table; with --out writes scores.json and s
 
 [cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --split val[/cyan]
 
+[cyan]deepmrf evaluate street --data cityscapes:data/cityscapes --images 20[/cyan]: a first look
+
 [cyan]deepmrf evaluate runs/a/model runs/b/model --data voc:VOC2012 --scales 0.75 1 1.25 --flip[/cyan]
 
 [cyan]deepmrf evaluate runs/fast/model --data camvid:data/camvid --stages[/cyan]: the network alone, too, and the
@@ -49,6 +51,10 @@ def evaluate_command(
     ],
     data: Annotated[str, typer.Option(help="The data, such as camvid:PATH, voc:PATH or folder:PATH.")],
     split: Annotated[str, typer.Option(help="Which part of it.")] = "val",
+    image_count: Annotated[
+        int | None,
+        typer.Option("--images", min=1, help="Measure so many images, spread over the split.", show_default="all"),
+    ] = None,
     scales: ScalesOption = None,
     flip: FlipOption = False,
     stages: Annotated[
@@ -92,9 +98,11 @@ def evaluate_command(
         target = chosen_device(device)
         opened, images = open_models(models, data, split, network)
         video = video or any(model.spans_time for model in opened)
-        if video and (scales or flip or objects or pictures):
-            options = "--scales, --flip, --objects and --pictures"
+        if video and (image_count or scales or flip or objects or pictures):
+            options = "--images, --scales, --flip, --objects and --pictures"
             raise ValueError(f"{options} are for images: leave them out for videos and models of clips.")
+        if image_count is not None:
+            images = images.spread(image_count)
         if submission is not None:
             if video or stages or objects or out or pictures:
                 raise ValueError("--submission writes label maps of images alone: give no option for scores or videos.")

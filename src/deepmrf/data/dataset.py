@@ -84,6 +84,11 @@ class Dataset(Sequence[Item]):
     def __getitem__(self, index: int | slice) -> Item | Dataset:
         return self.subset(self.items[index]) if isinstance(index, slice) else self.items[index]
 
+    def spread(self, count: int) -> Dataset:
+        """Return the same dataset with `count` items at most, spread evenly over it."""
+        count = min(count, len(self))
+        return self.subset(self.items[index * len(self) // count] for index in range(count))
+
     def subset(self, items: Iterable[Item]) -> Dataset:
         """Return the same dataset with these items only."""
         other = copy.copy(self)
