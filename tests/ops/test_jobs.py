@@ -136,6 +136,27 @@ def test_an_error_in_a_job_is_raised(threads):
         jobs.run_jobs(job, 20)
 
 
+def test_ctrl_c_within_numba_stays_ctrl_c(threads):
+    """numba's dispatcher raises a SystemError from it; other errors of that kind are raised as they are."""
+
+    def interrupted(index):
+        try:
+            try:
+                raise KeyboardInterrupt
+            except KeyboardInterrupt as error:
+                raise SystemError("unpickling returned a result with an exception set") from error
+        except SystemError as error:
+            raise SystemError("the dispatcher returned a result with an exception set") from error
+
+    def broken(index):
+        raise SystemError("another one")
+
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run_jobs(interrupted, 3)
+    with pytest.raises(SystemError, match="another one"):
+        jobs.run_jobs(broken, 3)
+
+
 def test_jobs_share_the_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -21,7 +21,7 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -169,6 +169,21 @@ def run_in_parts(work: Callable[[int, int], Result], count: int, parts: int) -> 
     return run_jobs(lambda part: work(count * part // parts, count * (part + 1) // parts), parts)
 
 
+@contextlib.contextmanager
+def _telling_interruptions() -> Iterator[None]:
+    """Raise the KeyboardInterrupt that numba's dispatcher has turned into a SystemError."""
+    try:
+        yield
+    except SystemError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            cause = cause.__cause__ or cause.__context__
+        raise
+
+
+@_telling_interruptions()
 def run_jobs(job: Callable[[int], Result], count: int) -> list[Result]:
     """[job(0), .., job(count - 1)], on as many threads as PyTorch uses; a free thread takes the next job."""
     threads = min(torch.get_num_threads(), count)
