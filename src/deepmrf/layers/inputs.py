@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepmrf.flow import Flow
 from deepmrf.ops.softmax import total, total_of_squares
 
 MAX_SQUARES = 1e30
@@ -249,3 +250,29 @@ def _warn(message: str, switch: str = SWITCH) -> None:
     while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("deepmrf", "torch"):
         frame, level = frame.f_back, level + 1
     warnings.warn(f"{message} ({switch})." if switch else f"{message}.", InputWarning, stacklevel=level)
+
+
+def check_flow(flow: Flow, log_p: Tensor, dims: int, kernel: str) -> None:
+    """Raise an error unless this is the flow of the clip log_p (B, L, T, H, W), for a layer that can link frames."""
+    if not isinstance(flow, Flow):
+        raise TypeError(f"flow is a {type(flow).__name__}: pass a deepmrf.flow.Flow, such as estimate(frames).")
+    if dims != 3 or kernel in ("learned", "global"):
+        raise ValueError(
+            f"flow is for clips (dims=3) and kernels 'distance' and 'gaussian', but dims={dims}, kernel={kernel!r}: "
+            "build the layer so, or `inflate` a trained one."
+        )
+    expected = (log_p.shape[0], *log_p.shape[2:])
+    if flow.shape != expected:
+        raise ValueError(f"flow has (B, T, H, W) = {flow.shape}, log_p {expected}: estimate it on the same frames.")
+    if flow.forward.device != log_p.device:
+        raise ValueError(f"flow is on {flow.forward.device}, log_p on {log_p.device}: move one with .to(device).")
+
+
+def check_frames(frames: slice, log_p: Tensor, dims: int) -> None:
+    """Raise a ValueError unless these are some frames in a row of the clip log_p (B, L, T, H, W)."""
+    start, stop, step = frames.indices(log_p.shape[2])
+    if dims != 3 or step != 1 or start >= stop:
+        raise ValueError(
+            f"frames={frames} of log_p {tuple(log_p.shape)} with dims={dims}: choose some frames in a row of a clip "
+            "(dims=3)."
+        )

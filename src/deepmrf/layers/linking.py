@@ -24,10 +24,16 @@ from deepmrf.flow import Flow, warp
 from deepmrf.flow.clip import Link, fold, frames_at, unfold
 from deepmrf.ops import linked
 from deepmrf.ops.linked import Way
+from deepmrf.ops.registry import needs_gradient
 from deepmrf.ops.window import Reach
 
 STACK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 """Memory for stacks at a time, by device."""
+
+
+def weigh(weights: Tensor) -> bool:
+    """Do these weights of other frames count for anything, or may training change that?"""
+    return torch.compiler.is_compiling() or needs_gradient(weights) or bool(weights.any())
 
 
 class Links:
@@ -68,7 +74,18 @@ class Links:
             layer = layer if keep else torch.where(reliable, layer, 0)
         return layer
 
-    def add(self, maps: Tensor, q: Tensor, weights: Mapping[int, Tensor], span: slice) -> Tensor:
+    def added(self, maps: Tensor, q: Tensor, weights: Tensor, reach: Reach) -> Tensor:
+        """maps (B, L, T, H, W) of the wanted frames, plus weights[|dt| - 1] times q on the trajectory, over dt."""
+        before, after = self.reach(reach)
+        by_dt = {dt: weights[abs(dt) - 1] for dt in range(-before, after + 1) if dt}
+        first = self.wanted.start
+
+        def run(span: slice) -> Tensor:
+            return self._add(fold(maps[:, :, span.start - first : span.stop - first]), q, by_dt, span)
+
+        return self.over(q, q.shape[1] * (1 + len(by_dt)), run)
+
+    def _add(self, maps: Tensor, q: Tensor, weights: Mapping[int, Tensor], span: slice) -> Tensor:
         """maps (B * frames, L, H, W) plus, over dt, weights[dt] times q (B, L, T, H, W) on the trajectory."""
         if self.trajectories is None:
             return sum((weight * self.layer(q, dt, span) for dt, weight in weights.items()), maps)

@@ -30,12 +30,14 @@ import torch
 from torch import Tensor, nn
 
 from deepmrf.flow import Flow
-from deepmrf.flow.clip import Link, fold
+from deepmrf.flow.clip import Link
 from deepmrf.layers import energy
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import (
     check_count,
     check_features,
+    check_flow,
+    check_frames,
     check_image,
     check_maps,
     check_real,
@@ -46,7 +48,7 @@ from deepmrf.layers.inputs import (
     warn_of_scores,
 )
 from deepmrf.layers.label_contexts import INITIAL_WEIGHT, LabelContexts, default_context_size
-from deepmrf.layers.linking import Links, add_along
+from deepmrf.layers.linking import Links, add_along, weigh
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty, default_window
 from deepmrf.ops.lattice.mean_field import mean_field as dense_mean_field
 from deepmrf.ops.linked import Way
@@ -216,9 +218,9 @@ class MeanField(nn.Module):
         check_image(image if self.triple_penalty.features else None, log_p, self.triple_penalty.features, self.dims)
         self._check_numbers(log_p, image)
         if flow is not None:
-            self._check_flow(flow, log_p)
+            check_flow(flow, log_p, self.dims, self.triple_penalty.kernel)
         if frames is not None:
-            self._check_frames(frames, log_p)
+            check_frames(frames, log_p, self.dims)
         # In this order: a compiled graph must not depend on check_values.
         if not torch.compiler.is_compiling() and self.check_values and readable(log_p):
             self._check_units(log_p, image)
@@ -240,28 +242,6 @@ class MeanField(nn.Module):
         if image is not None and is_rgb and image.is_floating_point() and readable(image):
             gaussian = penalty.kernel in ("gaussian", "global")
             warn_of_image(image, float(penalty.log_colour_width.detach().exp()) if gaussian else None)
-
-    def _check_flow(self, flow: Flow, log_p: Tensor) -> None:
-        if not isinstance(flow, Flow):
-            raise TypeError(f"flow is a {type(flow).__name__}: pass a deepmrf.flow.Flow, such as estimate(frames).")
-        if self.dims != 3 or self.triple_penalty.kernel in ("learned", "global"):
-            raise ValueError(
-                f"flow is for clips (dims=3) and kernels 'distance' and 'gaussian', but dims={self.dims}, "
-                f"kernel={self.triple_penalty.kernel!r}: build the layer so, or `inflate` a trained one."
-            )
-        expected = (log_p.shape[0], *log_p.shape[2:])
-        if flow.shape != expected:
-            raise ValueError(f"flow has (B, T, H, W) = {flow.shape}, log_p {expected}: estimate it on the same frames.")
-        if flow.forward.device != log_p.device:
-            raise ValueError(f"flow is on {flow.forward.device}, log_p on {log_p.device}: move one with .to(device).")
-
-    def _check_frames(self, frames: slice, log_p: Tensor) -> None:
-        start, stop, step = frames.indices(log_p.shape[2])
-        if self.dims != 3 or step != 1 or start >= stop:
-            raise ValueError(
-                f"frames={frames} of log_p {tuple(log_p.shape)} with dims={self.dims}: choose some frames in a row of "
-                "a clip (dims=3)."
-            )
 
     def _iterate(self, log_p: Tensor, image: Tensor | None, flow: Flow | None, frames: slice | None = None) -> Tensor:
         dtype = torch.promote_types(torch.promote_types(log_p.dtype, self.triple_penalty.scale.dtype), torch.float32)
@@ -314,27 +294,10 @@ class MeanField(nn.Module):
 
     def _update(self, unary: Tensor, t: Tensor, links: Links | None = None, q: Tensor | None = None) -> Tensor:
         penalty = t if self.label_contexts is None else self.label_contexts(t, links)  # b13, b14
-        if links is not None and q is not None and self._asks_trajectories():
-            penalty = self._less_trajectories(penalty, q, links)
+        if links is not None and q is not None and self.triple_penalty.temporal and weigh(self.trajectory_weights):
+            # o14 less what the pixels on trajectories say of each label
+            penalty = links.added(penalty, q, -self.trajectory_weights, reaches(self.triple_penalty.window)[0])
         return log_softmax_of_difference(unary, penalty)  # b15
-
-    def _asks_trajectories(self) -> bool:
-        """Do the pixels on trajectories weigh anything, or may training change that?"""
-        if not self.triple_penalty.temporal:
-            return False
-        weights = self.trajectory_weights
-        return torch.compiler.is_compiling() or needs_gradient(weights) or bool(weights.any())
-
-    def _less_trajectories(self, penalty: Tensor, q: Tensor, links: Links) -> Tensor:
-        """o14 (B, L, T, H, W) of the wanted frames, less what the pixels on their trajectories say of each label."""
-        before, after = links.reach(reaches(self.triple_penalty.window)[0])
-        weights = {dt: -self.trajectory_weights[abs(dt) - 1] for dt in range(-before, after + 1) if dt}
-        first = links.wanted.start
-
-        def run(span: slice) -> Tensor:
-            return links.add(fold(penalty[:, :, span.start - first : span.stop - first]), q, weights, span)
-
-        return links.over(q, q.shape[1] * (1 + len(weights)), run)
 
     def over_time(self) -> list[nn.Parameter]:
         """The parameters that only weigh other frames: none without `temporal`."""

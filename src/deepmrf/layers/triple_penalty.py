@@ -33,8 +33,7 @@ from torch import Tensor, nn
 from deepmrf import ops
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import check_count, check_image, check_maps, check_real
-from deepmrf.layers.linking import Links
-from deepmrf.ops.registry import needs_gradient
+from deepmrf.layers.linking import Links, weigh
 from deepmrf.ops.window import reaches, sizes
 
 Kernel = Literal["distance", "gaussian", "global", "learned"]
@@ -265,9 +264,7 @@ class TriplePenalty(nn.Module):
 
     def sees_windows_of_other_frames(self) -> bool:
         """Do windows in other frames weigh anything, or may training change that?"""
-        if not self.temporal or torch.compiler.is_compiling() or needs_gradient(self.frame_weights):
-            return True
-        return bool(self.frame_weights.any())
+        return not self.temporal or weigh(self.frame_weights)
 
     def extra_repr(self) -> str:
         parts = [f"window={self.window}", f"dims={self.dims}", f"kernel={self.kernel!r}", f"gate={self.gate}"]
