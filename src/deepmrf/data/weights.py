@@ -76,7 +76,7 @@ def _packaged(package: str) -> dict[str, NDArray[Any]] | None:
     tensors = torch.load(path, map_location="cpu", weights_only=True)  # no code of the file runs
     encoder = ("_conv_stem.", "_bn0.", "_blocks.")
     return {
-        name: tensor.numpy()
+        name: tensor.contiguous().numpy()  # safetensors would write the numbers of others in the order of memory
         for name, tensor in tensors.items()
         if name.startswith(encoder) and not name.endswith("num_batches_tracked")
     }
