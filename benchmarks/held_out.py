@@ -36,9 +36,9 @@ from deepmrf.training.samples import hold_out
 class Outputs(Examples):
     """Examples in memory: the network's output of each image."""
 
-    def __init__(self, model: DeepParsingNetwork, data: Dataset) -> None:
-        super().__init__([], data.labels, np.zeros(256, np.int16))
-        self.examples = [_example(model, data, index) for index in track(range(len(data)), "network's output")]
+    def __init__(self, model: DeepParsingNetwork, data: Dataset, device: str = "cpu") -> None:
+        super().__init__([], data.labels, np.arange(256, dtype=np.int16))
+        self.examples = [_example(model, data, index, device) for index in track(range(len(data)), "network's output")]
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -48,11 +48,11 @@ class Outputs(Examples):
 
 
 @torch.inference_mode()
-def _example(model: DeepParsingNetwork, data: Dataset, index: int) -> Example:
+def _example(model: DeepParsingNetwork, data: Dataset, index: int, device: str) -> Example:
     image, mask = data.read(data[index])
     picture = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
     labels = torch.from_numpy(np.ascontiguousarray(mask))
-    return Example(data[index].name, model.log_unary(picture[None])[0].half(), picture, labels)
+    return Example(data[index].name, model.log_unary(picture[None].to(device))[0].half().cpu(), picture, labels)
 
 
 def learn(outputs: Outputs, settings: FitSettings, temperature: float) -> dict[str, MeanField]:
@@ -90,19 +90,20 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=5e-3, help="of stage 3")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=1.15)
+    parser.add_argument("--seed", type=int, default=0, help="of crops and starting values")
     parser.add_argument("-o", "--out", type=Path, required=True)
     given = parser.parse_args()
     model = open_model(given.model).eval()
     held = hold_out(open_data(given.data, given.train_split), given.share)[1]
     settings = FitSettings(
         kernel="distance", gate=False, contexts=given.contexts, context_size=given.context_size,
-        contexts_steps=given.steps, contexts_rate=given.rate, batch=given.batch,
+        contexts_steps=given.steps, contexts_rate=given.rate, batch=given.batch, seed=given.seed,
     )  # fmt: skip
     mrfs = learn(Outputs(model, held), settings, given.temperature)
     scores = stage_scores(model, mrfs, open_data(given.data, "val"))
     joined = DeepParsingNetwork(model.unary, list(mrfs.values())[-1], model.labels).eval()
     recipe = {} if given.recipe is None else json.loads(json.dumps(asdict(read_recipe(given.recipe))))
-    joined.card = Card({"val": scores, "seed": 0}, recipe)
+    joined.card = Card({"val": scores, "seed": given.seed}, recipe)
     write_model(joined, given.out, half=True)
     for stage, values in scores.items():
         print(f"{stage:32} {100 * values['miou']:.2f}")  # type: ignore[index]
