@@ -87,7 +87,10 @@ def test_the_mirror_image_is_averaged_but_for_training():
 
 
 @torch.no_grad()
-def test_a_copy_in_bfloat16_is_close_and_leaves_the_network_alone():
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_copy_in_bfloat16_is_close_and_leaves_the_network_alone(packed, monkeypatch):
+    if not packed:  # as with a PyTorch that lacks the operators
+        monkeypatch.setattr("deepmrf.unary.fast.has_packed_filters", lambda: False)
     torch.manual_seed(0)
     network, image = Fast(3, width=16), torch.rand(1, 3, 64, 64)
     for module in network.modules():
@@ -103,3 +106,18 @@ def test_a_copy_in_bfloat16_is_close_and_leaves_the_network_alone():
     assert half.config == network.config
     torch.testing.assert_close(logits.float(), before, atol=0.05 * float(before.abs().max()), rtol=0.1)
     assert torch.equal(network(image), before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("activate", [False, True])
+def test_a_packed_unit_convolves_as_it_did(stride, activate):
+    torch.manual_seed(0)
+    unit = Unit(8, 8, 3, stride=stride, groups=8, activate=activate).eval()
+    torch.nn.init.normal_(unit.norm.bias, 3)  # so that some values are above 6, and some below 0
+    x = (4 * torch.randn(2, 8, 9, 11)).contiguous(memory_format=torch.channels_last)
+    expected = unit(x)
+    unit.pack(*unit.folded())
+    torch.testing.assert_close(unit(x), expected)
+    assert bool((expected < 0).any()) != activate
+    assert float(expected.max()) == 6 or not activate
