@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
 import time
 
 import pytest
+import torch
 
-from deepmrf.predict.ahead import Behind, WorkQueue, ahead, map_ahead
+from deepmrf.predict.ahead import Behind, Cores, WorkQueue, ahead, map_ahead
 
 
 def test_ahead_keeps_the_order_and_no_more_than_asked():
@@ -192,3 +194,67 @@ def test_a_queue_drops_what_was_not_begun():
         item, future = queue.take()
         assert (item, future.result()) == (0, None)
     assert done == [0]
+
+
+@pytest.fixture
+def three_threads():
+    """PyTorch with three threads, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield 3
+    torch.set_num_threads(before)
+
+
+def test_cores_compute_side_by_side_in_order_with_a_thread_each(three_threads):
+    together, seen = threading.Barrier(three_threads, timeout=20), []
+
+    def work(number):
+        seen.append(torch.get_num_threads())
+        together.wait()  # passes only where three calls run at the same time
+        return number * number
+
+    with Cores() as cores:
+        assert list(cores.map(work, range(9))) == [number * number for number in range(9)]
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == three_threads
+
+
+def test_maps_of_the_same_cores_feed_each_other_and_look_only_a_little_ahead(three_threads):
+    taken = []
+
+    def numbers():
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    with Cores() as cores:
+        doubled = cores.map(lambda number: 2 * number, numbers())
+        for index, value in enumerate(cores.map(lambda number: number + 1, doubled)):
+            assert value == 2 * index + 1
+            assert len(taken) - index <= 2 * three_threads + 2
+            if index == 40:
+                break
+    assert not {thread for thread in threading.enumerate() if thread in cores._pool._threads}
+
+
+def test_cores_give_the_results_before_an_error_of_the_items_first():
+    def items():
+        yield from range(3)
+        raise KeyboardInterrupt
+
+    with Cores(2) as cores:
+        results = cores.map(str, items())
+        assert list(itertools.islice(results, 3)) == ["0", "1", "2"]
+        with pytest.raises(KeyboardInterrupt):
+            next(results)
+
+
+def test_cores_raise_what_a_call_fails_with_in_its_place():
+    def work(number):
+        return 1 // (number - 2)
+
+    with Cores(2) as cores:
+        results = cores.map(work, range(5))
+        assert [next(results), next(results)] == [-1, -1]
+        with pytest.raises(ZeroDivisionError):
+            next(results)

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from deepmrf.layers.crf import preset
+from deepmrf.predict.ahead import Cores
 from deepmrf.predict.tiles import in_tiles
 from deepmrf.refine import apply, decode
 from deepmrf.refine.apply import refine
@@ -107,11 +108,17 @@ def test_several_workers_give_the_same(folders, tmp_path, workers):
 
 def test_large_images_get_fewer_workers(folders, tmp_path, monkeypatch):
     mrf, labels, _ = open_preset("voc", *folders)
-    threads = []
-    monkeypatch.setattr(apply, "map_ahead", lambda work, todo, *counts: threads.append(counts) or iter(()))
+    counts = []
+
+    class CountedCores(Cores):
+        def __init__(self, workers):
+            counts.append(workers)
+            super().__init__(workers)
+
+    monkeypatch.setattr(apply, "Cores", CountedCores)
     for limit in (apply.MAX_BYTES_AT_ONCE, 3 * H * W * 330, 1):
         monkeypatch.setattr(apply, "MAX_BYTES_AT_ONCE", limit)
-        refine(mrf, labels, *folders, tmp_path / "out", workers=4)
-    assert threads == [(4, 4), (3, 3), (1, 1)]
+        refine(mrf, labels, *folders, tmp_path / "out", workers=4, overwrite=True)
+    assert counts == [4, 3, 1]
     with pytest.raises(ValueError, match="workers=0 must be at least 1"):
         refine(mrf, labels, *folders, tmp_path / "out", workers=0)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 
-from deepmrf.flow import estimate
-from deepmrf.models.parsing_network import read_model
+from deepmrf.evaluation.videos import same_network
+from deepmrf.flow import estimate, warp
+from deepmrf.layers import MeanField
+from deepmrf.models.parsing_network import DeepParsingNetwork, read_model
 from deepmrf.models.video_part import VideoPart
 from deepmrf.predict.frames import frame_reach
 from deepmrf.predict.segmenter import Segmenter
@@ -187,9 +190,51 @@ def test_windows_give_what_the_whole_clip_would(clip_model, pictures, count, lin
     assert (stream.consistency is None) == (not linked or count == 1)
 
 
+@pytest.fixture
+def global_model(linking_model):
+    """A model for images with a part for video, whose mean field over all pairs of pixels cannot be inflated."""
+    torch.manual_seed(4)
+    mean_field = MeanField(linking_model.mean_field.labels, kernel="global", gate=False, contexts=1, context_size=1)
+    mean_field.label_contexts.set_compatibility(torch.randn(mean_field.labels, mean_field.labels))
+    with torch.no_grad():
+        mean_field.triple_penalty.scale.fill_(0.02)
+    model = DeepParsingNetwork(linking_model.unary, mean_field, linking_model.labels).eval()
+    model.video = VideoPart(5)
+    model.video.trajectory_weights.copy_(torch.tensor([0.7, 0.4]))
+    return model
+
+
+@torch.inference_mode()
+def test_results_of_single_frames_are_linked_where_the_mean_field_cannot_be_inflated(global_model, pictures):
+    frames = pictures(4, (33, 47))
+    flow, clips = estimate(frames), global_model.for_video()
+    clip = torch.from_numpy(frames).permute(3, 0, 1, 2)[None]
+    alone = torch.stack([global_model(clip[:, :, t]) for t in range(4)], 2)
+    torch.testing.assert_close(clips.log_unary(clip), alone)
+    expected = []
+    for t in range(4):
+        log_q = alone[:, :, t].clone()
+        for dt, (way, reliable) in flow.trajectories(2, 2, slice(t, t + 1)).items():
+            if 0 <= t + dt < 4:
+                weight = global_model.video.trajectory_weights[abs(dt) - 1]
+                log_q += weight * torch.where(reliable[:, :, 0], warp(alone[:, :, t + dt].exp(), way[:, :, 0]), 0)
+        expected.append(log_q.log_softmax(1))
+    torch.testing.assert_close(clips(clip, flow), torch.stack(expected, 2), atol=1e-4, rtol=1e-4)
+    global_model.video.frame_weights.fill_(0.1)
+    with pytest.raises(ValueError, match="kernel='global' sees single frames"):
+        global_model.for_video()
+
+
+def test_linked_results_share_no_output_with_the_network_alone(global_model):
+    clips = global_model.for_video()
+    assert not same_network(global_model, clips)
+    assert same_network(clips, global_model.for_video())
+
+
 @pytest.mark.parametrize("count", [1, 3, 11])
-def test_a_part_for_video_links_frames_by_default(linking_model, pictures, count):
-    frames = pictures(count, (33, 47))
+@pytest.mark.parametrize("kind", ["linking_model", "global_model"])
+def test_a_part_for_video_links_frames_by_default(kind, request, pictures, count):
+    frames, linking_model = pictures(count, (33, 47)), request.getfixturevalue(kind)
     segmenter = Segmenter([linking_model], device="cpu")
 
     def labels_of(**options):
@@ -272,3 +317,45 @@ def test_flips_scales_and_several_models_are_averaged(clip_model, segmenter, pic
 def test_what_videos_cannot_have(clip_model, pictures):
     with pytest.raises(ValueError, match="tile=64 is for images"):
         segment_video(Segmenter([clip_model], device="cpu", tile=64), Given(pictures(2, (16, 24))))
+
+
+class Keeping(torch.nn.Module):
+    """A network of the user's own that keeps what it sees between two of its lines, as many do."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, image):
+        self.seen = image
+        time.sleep(0.005)
+        return self.network(self.seen)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_frames_side_by_side_are_those_one_after_the_other(segmenter, linking_model, pictures, linked):
+    if linked:
+        segmenter = Segmenter(linking_model, device="cpu")
+    frames, threads = pictures(9, (32, 48)), torch.get_num_threads()
+    try:
+        labels = []
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            labels.append([result.labels for _, _, result in segment_video(segmenter, Given(frames))])
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert len(labels[0]) == 9
+    assert np.array_equal(*labels)
+
+
+def test_networks_of_the_users_own_see_one_frame_at_a_time(segmenter, pictures):
+    frames, threads = pictures(9, (32, 48)), torch.get_num_threads()
+    expected = [segmenter(frame).labels for frame in frames]
+    segmenter.model.unary = Keeping(segmenter.model.unary)
+    torch.set_num_threads(3)
+    try:
+        labels = [result.labels for _, _, result in segment_video(segmenter, Given(frames))]
+    finally:
+        torch.set_num_threads(threads)
+    assert np.array_equal(labels, expected)

@@ -4,8 +4,10 @@
     for path, future in map_ahead(read, paths, 4, threads=2): ...  # calls, up to 4 before their results are needed
     writer = Behind(write, 4)                                      # calls after the fact, at most 4 waiting
     writer.put(result); writer.finish()
+    with Cores() as cores:
+        for labels in cores.map(segment, frames): ...              # calls that compute, as many at a time as cores
 
-All three rest on WorkQueue: calls that threads carry out, and results that are taken in the order of the calls.
+All rest on calls that threads carry out, and results that are taken in the order of the calls.
 Threads pay off because PyTorch, NumPy, PIL, PyAV and OpenCV release the interpreter while they work.
 """
 
@@ -16,9 +18,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
+import torch
+
 T = TypeVar("T")
 R = TypeVar("R")
 
+MAX_AT_ONCE = 4
+"""Items that `Cores` computes at a time, at most: each takes memory."""
 _END: Any = object()
 _open_pools: set[ThreadPoolExecutor] = set()
 """Pools that were not shut down. Were they garbage, in an iterator that nobody holds any more, their threads would end
@@ -73,6 +79,55 @@ def map_ahead(
                 yield queue.take()
         while queue:
             yield queue.take()
+
+
+class Cores:
+    """Computes a few items at a time, each with its share of PyTorch's threads. Leave its `with` block to end threads.
+
+    Two calls of one thread each, side by side, end sooner than two of two threads, one after the other: threads that
+    share a call wait for each other.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        """workers: how many items at a time; None for as many as there are threads, up to MAX_AT_ONCE."""
+        self._threads = torch.get_num_threads()
+        self._workers = workers or min(self._threads, MAX_AT_ONCE)
+        self._pool = ThreadPoolExecutor(self._workers)
+        _open_pools.add(self._pool)
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
+        """Yield function(item) of each item in order. All maps of these cores share their threads.
+
+        Where `items` fails, the results of the items before come first.
+        """
+
+        def work(item: T) -> R:
+            torch.set_num_threads(max(1, self._threads // self._workers))  # of this thread's kernels
+            return function(item)
+
+        iterator, calls, error = iter(items), deque[Future[R]](), None
+        while error is None:
+            try:
+                calls.append(self._pool.submit(work, next(iterator)))
+            except StopIteration:
+                break
+            except BaseException as failure:  # Ctrl-C ends a camera
+                error = failure
+            else:
+                if len(calls) > self._workers:
+                    yield calls.popleft().result()
+        while calls:
+            yield calls.popleft().result()
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Cores:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        _open_pools.discard(self._pool)
+        torch.set_num_threads(self._threads)  # new threads, too, start with as many
 
 
 def ahead(items: Iterator[T], count: int) -> Generator[T, None, None]:

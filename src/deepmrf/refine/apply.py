@@ -34,7 +34,7 @@ from deepmrf.data.volumes import NiftiVolume, Spacing, read_grid, write_labels
 from deepmrf.data.writing import check_folder, replacing
 from deepmrf.layers import MeanField
 from deepmrf.models.folder import first_line
-from deepmrf.predict.ahead import map_ahead
+from deepmrf.predict.ahead import Cores
 from deepmrf.predict.segmenter import chosen_device
 from deepmrf.predict.tiles import MAX_TILE_BYTES, Maps, bytes_per_pixel, in_tiles
 from deepmrf.refine.decode import MAX_PIXELS, check_gt_prob
@@ -184,12 +184,10 @@ def refine_files(
     todo = [files for files in matched if refinement.overwrite or not writer.has_written(files)]
     skipped = sorted({files.stem for files in matched} - {files.stem for files in todo})
     mrf, done, failed, kinds = refinement.mrf.to(target), [], [], set()
-    threads = torch.get_num_threads()
-    workers = _count_workers(mrf, todo, workers or threads)
+    workers = _count_workers(mrf, todo, workers or torch.get_num_threads())
     computing = nullcontext() if target.type == "cpu" else threading.Lock()  # a GPU computes one image at a time
 
     def work(files: MatchedFiles) -> str:
-        torch.set_num_threads(max(1, threads // workers))  # of this thread's kernels
         predicted = read_predicted_image(files, writer.labels, writer.label_ids, refinement.gt_prob)
         at_once = bytes_per_pixel(mrf) * math.prod(predicted.log_p.shape[1:]) <= MAX_IMAGE_BYTES
         log_p = predicted.log_p.tensor() if at_once else predicted.log_p  # tiles read parts of it
@@ -199,16 +197,21 @@ def refine_files(
         writer.write(files, *result, predicted.volume)
         return predicted.kind
 
-    try:
-        for files, future in map_ahead(work, todo, workers, workers):
-            try:
-                kinds.add(future.result())
+    def attempt(files: MatchedFiles) -> tuple[str, str | None]:
+        """The kind of the prediction, or what went wrong."""
+        try:
+            return work(files), None
+        except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
+            return "", first_line(error)
+
+    with Cores(workers) as cores:
+        for files, (kind, error) in zip(todo, cores.map(attempt, todo), strict=True):
+            if error is None:
+                kinds.add(kind)
                 done.append(files.stem)
-            except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
-                failed.append((files.stem, first_line(error)))
+            else:
+                failed.append((files.stem, error))
             progress(len(done) + len(failed), len(todo))
-    finally:
-        torch.set_num_threads(threads)
     return RefineReport(tuple(done), tuple(skipped), tuple(failed), (), tuple(sorted(kinds)))
 
 

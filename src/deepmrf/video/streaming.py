@@ -26,7 +26,7 @@ from deepmrf.predict.result import Segmentation
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.video.clock import Clock
 from deepmrf.video.reading import DEFAULT_FPS, Frame, FrameSource, open_source
-from deepmrf.video.windows import ClipSegmenter, LinkedFrame, Segmented
+from deepmrf.video.windows import ClipSegmenter, LinkedFrame, Segmented, cores_of
 
 if TYPE_CHECKING:
     from deepmrf.evaluation.temporal import TemporalConsistency
@@ -183,10 +183,13 @@ class Stream(Iterator[FrameResult]):
             frames.close()
 
     def _segment_frames(self, frames: Iterator[LinkedFrame]) -> Segmented:
-        for linked in frames:
+        def segment(linked: LinkedFrame) -> tuple[LinkedFrame, Segmentation]:
             with self.clock("network"):
                 [result] = self.segmenter.batch([linked.frame.image], probabilities=False)
-            yield linked, result
+            return linked, result
+
+        with cores_of(self.segmenter) as cores:
+            yield from cores.map(segment, frames)
 
 
 def _sampled(labels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:

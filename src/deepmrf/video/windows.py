@@ -1,7 +1,8 @@
 """Segment frames by models that look at several frames: each frame between those that the mean field can see.
 
-The network sees each frame once. The mean field runs over FRAMES_PER_WINDOW frames at a time, with as many frames
-around them as it reaches (predict/frames.py): every frame gets the result that the complete video would give it.
+The network sees each frame once. The mean field runs over one or a few frames at a time, with as many frames around
+them as it reaches (predict/frames.py): every frame gets the result that the complete video would give it. On CPUs a few
+frames are under way at a time.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from torch.nn import functional
 
 from deepmrf.flow import Flow, join
 from deepmrf.models.parsing_network import DeepParsingNetwork
+from deepmrf.predict.ahead import Cores
 from deepmrf.predict.frames import Window, frame_reach, windows
 from deepmrf.predict.result import Segmentation
 from deepmrf.predict.scales import enlarged_labels, resized
 from deepmrf.predict.segmenter import Segmenter
+from deepmrf.unary.network import Network
 from deepmrf.video.clock import Clock
 from deepmrf.video.reading import Frame
 
 FRAMES_PER_WINDOW = 4
-"""Frames that the mean field labels at a time. More need less time per frame, and more memory."""
+"""Frames that a mean field with windows over time labels at once: more need less time per frame, and more memory."""
 
 
 class LinkedFrame(NamedTuple):
@@ -123,6 +126,12 @@ class _SeenFrame:
     """What each member sees of it."""
 
 
+def cores_of(segmenter: Segmenter) -> Cores:
+    """Cores for frames, one at a time on a GPU, or where a network of the user's own may keep things between calls."""
+    ours = all(isinstance(model.unary, Network) for model in segmenter.models)
+    return Cores(None if ours and segmenter.device.type == "cpu" else 1)
+
+
 class ClipSegmenter:
     """Segments frames by models of which at least one looks at other frames."""
 
@@ -137,12 +146,18 @@ class ClipSegmenter:
             for scale in segmenter.scales
             for mirror in mirrors
         ]
-        self.reach = max(frame_reach(model.mean_field) for model in segmenter.models)
+        mean_fields = [model.mean_field for model in segmenter.models]
+        self.reach = max(map(frame_reach, mean_fields))
+        with torch.inference_mode():  # where weights of zero count for nothing
+            linked_alone = all(mrf is None or mrf.dims != 3 or mrf.links_frames_alone() for mrf in mean_fields)
+        self.step = 1 if linked_alone else FRAMES_PER_WINDOW
 
     def __call__(self, frames: Iterator[LinkedFrame]) -> Segmented:
-        """Yield each frame with its result, up to `reach` + FRAMES_PER_WINDOW - 1 frames late."""
-        for results in map(self._label, windows(map(self._see, frames), self.reach, FRAMES_PER_WINDOW)):
-            yield from results
+        """Yield each frame with its result, a few frames late: the mean field and the threads look ahead."""
+        with cores_of(self.segmenter) as cores:
+            seen = windows(cores.map(self._see, frames), self.reach, self.step)
+            for results in cores.map(self._label, seen):
+                yield from results
 
     @torch.inference_mode()
     def _see(self, linked: LinkedFrame) -> _SeenFrame:
