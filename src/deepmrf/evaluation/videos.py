@@ -67,6 +67,8 @@ def video_models(models: dict[str, DeepParsingNetwork]) -> list[VideoModel]:
 
 def same_network(first: DeepParsingNetwork, second: DeepParsingNetwork) -> bool:
     """Do two models have the same network, so that they can share its output?"""
+    if type(first) is not type(second):  # one gives its mean field's result as the output of a frame
+        return False
     if first.unary is second.unary:
         return True
     a, b = first.unary.state_dict(), second.unary.state_dict()

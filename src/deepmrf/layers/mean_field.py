@@ -344,6 +344,11 @@ class MeanField(nn.Module):
         windows = [self.triple_penalty.window, *[c.size for c in (self.label_contexts,) if c is not None]]
         return Links.along(flow, dtype, *[reaches(window)[0] for window in windows], wanted=wanted)
 
+    @property
+    def can_inflate(self) -> bool:
+        """Is this a layer for images whose window can span frames?"""
+        return self.dims == 2 and self.triple_penalty.kernel not in ("learned", "global")
+
     @torch.no_grad()
     def inflate(self, window_frames: int = 3, context_frames: int = 3, frame_spacing: float = 1.0) -> MeanField:
         """Return a layer for clips (B, L, T, H, W) whose centre slice has the weights of this layer for images.
@@ -355,7 +360,7 @@ class MeanField(nn.Module):
         frame_weights, which are learned; in the distance kernel it adds to d(j, z).
         """
         contexts, old = self.label_contexts, self.triple_penalty
-        if self.dims != 2 or old.kernel in ("learned", "global"):
+        if not self.can_inflate:
             raise ValueError(f"Only layers for images can be inflated: dims={self.dims}, kernel={old.kernel!r}.")
         if contexts is not None and (contexts.rank is not None or contexts.stride > 1):
             raise ValueError("Compressed contexts cannot be inflated: inflate the layer they came from.")

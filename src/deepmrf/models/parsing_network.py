@@ -207,7 +207,11 @@ class DeepParsingNetwork(
         """The model for clips, with this one's network and the links of its part for video; without one, this model."""
         if self.video is None or self.mean_field is None:
             return self
-        model = DeepParsingNetwork(self.unary, self.video.inflated(self.mean_field), self.labels, self.card)
+        model: DeepParsingNetwork
+        if self.mean_field.can_inflate:
+            model = DeepParsingNetwork(self.unary, self.video.inflated(self.mean_field), self.labels, self.card)
+        else:
+            model = LinkedResults(self, self.video.links_alone(self.mean_field))
         model.code = self.code
         return model.train(self.training)
 
@@ -261,6 +265,21 @@ class MissingNetworkError(ValueError):
             again = "that network again, network=..." if code is None else f"network={code}(...)"
             remedy = f'pass {again}, or "package.module:function", which builds it'
         super().__init__(f"{folder} was saved around a network of your own: {remedy}.")
+
+
+class LinkedResults(DeepParsingNetwork):
+    """A model for clips whose frames get the result of a model for images each, and then are linked."""
+
+    def __init__(self, images: DeepParsingNetwork, links: MeanField) -> None:
+        super().__init__(images.unary, links, images.labels, images.card)
+        self.of_images = images.mean_field
+
+    def log_unary(self, image: Tensor) -> Tensor:
+        """What the model for images says of each frame, by its network and its mean field."""
+        log_p = super().log_unary(image)
+        if image.dim() == 5 or self.of_images is None:  # frames come here one by one
+            return log_p
+        return self.of_images(log_p, image)  # type: ignore[no-any-return]
 
 
 def write_model(model: DeepParsingNetwork, folder: Path, half: bool = False) -> None:

@@ -3,6 +3,9 @@
     model.video = VideoPart.of(clips.mean_field)     # the links that a model for clips has learned
     model.for_video()                                # a model for clips: the same network, a mean field over frames
 
+A mean field that cannot be inflated, such as one over all pairs of pixels, labels each frame by itself, and one that
+only links frames stands behind it.
+
 It holds the weights of other frames by their distance in time (`MeanField.over_time`), the number of frames that a
 window spans, the temperature for videos, and whether the network may compute in bfloat16 there. The rest is the model's
 own, so that images and videos share all else.
@@ -58,6 +61,27 @@ class VideoPart(nn.Module):
         """The constructor's arguments as plain JSON."""
         settings = {"frames": self.frames, "temperature": self.temperature}
         return settings | ({"allows_bfloat16": True} if self.allows_bfloat16 else {})
+
+    @torch.no_grad()
+    def links_alone(self, mean_field: MeanField) -> MeanField:
+        """A mean field over frames that does nothing but link them, to stand behind one that cannot be inflated."""
+        if bool(self.frame_weights.any()):
+            kernel = mean_field.triple_penalty.kernel
+            raise ValueError(f"kernel={kernel!r} sees single frames: set frame_weights of the part for video to zero.")
+        links = MeanField(
+            mean_field.labels,
+            dims=3,
+            temporal=True,
+            window=[self.frames, 1, 1],
+            features=0,
+            contexts=0,
+            gate=False,
+            unary=mean_field.unary,
+            temperature=self.temperature,
+        ).to(mean_field.triple_penalty.scale)
+        links.triple_penalty.frame_weights.zero_()
+        links.trajectory_weights.copy_(self.trajectory_weights)
+        return links.requires_grad_(False)
 
     @torch.no_grad()
     def inflated(self, mean_field: MeanField) -> MeanField:
