@@ -57,7 +57,7 @@ def _example(model: DeepParsingNetwork, data: Dataset, index: int, device: str) 
 
 def learn(outputs: Outputs, settings: FitSettings, temperature: float) -> dict[str, MeanField]:
     """Stage 2, and the steps of stage 3; return the MRF after each."""
-    choice = Choice(settings.kernel or "distance", False, temperature)
+    choice = Choice(settings.kernel or "distance", False, temperature, bool(settings.label_scaling))
     learner = Learner(outputs, range(len(outputs)), settings, choice)
     if settings.contexts:
         steps = settings.contexts_steps or 0
@@ -84,6 +84,8 @@ def main() -> None:
     parser.add_argument("--train-split", default="train")
     parser.add_argument("--share", type=float, default=0.12, help="data.held_out of the recipe")
     parser.add_argument("--recipe", type=Path, default=None, help="the recipe of the network, for config.json")
+    parser.add_argument("--kernel", choices=["distance", "gaussian"], default="distance")
+    parser.add_argument("--label-scaling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--contexts", type=int, default=3, help="0: the triple penalty alone")
     parser.add_argument("--context-size", type=int, default=9)
     parser.add_argument("--steps", type=int, default=200, help="of stage 3")
@@ -96,7 +98,8 @@ def main() -> None:
     model = open_model(given.model).eval()
     held = hold_out(open_data(given.data, given.train_split), given.share)[1]
     settings = FitSettings(
-        kernel="distance", gate=False, contexts=given.contexts, context_size=given.context_size,
+        kernel=given.kernel, gate=False, label_scaling=given.label_scaling,
+        contexts=given.contexts, context_size=given.context_size,
         contexts_steps=given.steps, contexts_rate=given.rate, batch=given.batch, seed=given.seed,
     )  # fmt: skip
     mrfs = learn(Outputs(model, held), settings, given.temperature)

@@ -79,7 +79,9 @@ class Run:
         mrfs: dict[str, MeanField] = {}
         for name, settings in MRFS.items():
             fit = FitSettings(**settings, gate=False, contexts_rate=5e-3, batch=8, seed=self.seed, device=self.device)
-            learner = Learner(outputs, range(len(outputs)), fit, Choice(fit.kernel or "distance", False, temperature))
+            learner = Learner(
+                outputs, range(len(outputs)), fit, Choice(fit.kernel or "distance", False, temperature, True)
+            )
             mrfs.setdefault(f"{name}: b12 alone", learner.models()["triple penalty"])
             for steps in CONTEXTS_STEPS:
                 learner.learn_contexts(self._steps(steps) - learner.steps)

@@ -22,7 +22,7 @@ NAMES = {
     "NO_NORMALIZATION DenseCRF DenseCRF2D KernelType NormalizationType bilateralfilter bilateralfilter_batch utils",
     "deepmrf.export": "TOLERANCE Comparison centre_crops check_path compare export synthetic_images",
     "deepmrf.flow": "Flow between cached compose consistent estimate inside join read_flo warp",
-    "deepmrf.layers": "InputWarning LabelContexts MeanField TriplePenalty crf_rnn dense_crf",
+    "deepmrf.layers": "InputWarning LabelContexts LabelScaling MeanField TriplePenalty crf_rnn dense_crf",
     "deepmrf.losses": "DenseCRFLoss GatedCRFLoss",
     "deepmrf.ops": "distance_penalty gaussian_blur gaussian_penalty label_contexts local_sum low_rank_contexts "
     "separate strided_contexts use",
@@ -35,7 +35,7 @@ NAMES = {
 
 PARAMETERS = {
     "MeanField": "labels dims window contexts context_size context_rank context_stride iterations kernel gate features "
-    "unary spacing average smoothness normalize size temporal temperature",
+    "unary spacing average smoothness normalize size temporal temperature label_scaling",
     "MeanField.forward": "self log_p image flow frames",
     "MeanField.belief": "self log_p",
     "MeanField.tempered": "self log_p",
@@ -126,6 +126,7 @@ COMMANDS = {
     "explain": "MODEL --out -o --data --split --image --pixel --pairs --network",
     "calibrate": "MODEL --data --split --temperature -t --device --out -o --network",
     "fit": "--predictions --images --masks --out -o --minutes --groups --folds --kernel --gate --no-gate --temperature "
+    "--label-scaling --no-label-scaling "
     "--window --contexts --context-size --crop --batch "
     "--penalty-steps --contexts-steps --labels --seed --device",
     "refine": "MRF --predictions --images --out -o --preset --set --gt-prob --soft-mask --no-soft-mask "

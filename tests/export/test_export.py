@@ -80,6 +80,13 @@ class Colours(nn.Module):
         return unzoomed(enlarge(self.classify(half), 2, seen.shape[-2:]), image.shape[-2:], self.zoom)
 
 
+@pytest.fixture
+def small_encoder(monkeypatch):
+    """Fast networks of one block a stage, which are quicker to trace."""
+    channels = fast.ENCODERS[0][1]
+    monkeypatch.setitem(fast.ENCODERS, 0, ((1,) * len(channels), channels))
+
+
 def some_labels(count=LABELS):
     return LabelSet(tuple(f"label {i}" for i in range(count)), distinct_colours(count))
 
@@ -258,12 +265,10 @@ def check_that_it_is_standard(file, weights):
     assert file.stat().st_size < weights + 2**20
 
 
-def test_python_in_the_docs(tmp_path, monkeypatch, capsys, python_blocks):
+def test_python_in_the_docs(tmp_path, monkeypatch, capsys, python_blocks, small_encoder):
     """Every block of docs/export.md runs, in order, as in one session."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(check, "TIMED_RUNS", 1)
-    channels = fast.ENCODERS[0][1]
-    monkeypatch.setitem(fast.ENCODERS, 0, ((1,) * len(channels), channels))  # one block a stage: quicker to trace
     model = lively(DeepParsingNetwork.build("fast", some_labels(), {"width": 16, "stride": 8}, None))
     model.unary.classify[1].bias.data.zero_()  # so that no label wins everywhere
     model.card.recipe["augment"] = {"crop": [96, 128]}
@@ -310,7 +315,7 @@ def test_a_file_that_differs_is_an_error_and_leaves_nothing(by, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_a_higher_tolerance_accepts_what_the_usual_one_does_not(tmp_path, monkeypatch):
+def test_a_higher_tolerance_accepts_what_the_usual_one_does_not(tmp_path, monkeypatch, small_encoder):
     broken(monkeypatch, 3e-4)
     images = check.centre_crops(data.chelsea(), [(30, 41)])
     [comparison] = export(small_model(None), tmp_path / "model.pt2", images, tolerance=5e-4)
@@ -351,7 +356,7 @@ def test_learned_filters_all_pairs_and_clips_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_network_of_a_model_over_all_pairs_alone(tmp_path):
+def test_the_network_of_a_model_over_all_pairs_alone(tmp_path, small_encoder):
     torch.manual_seed(0)
     settings = {"kernel": "global", "contexts": 1, "context_size": 1, "gate": False}
     model = DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, settings).eval()

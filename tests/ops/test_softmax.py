@@ -99,6 +99,7 @@ with torch.no_grad():
     layer, log_p, image = deepmrf.MeanField(21), torch.randn(1, 21, 128, 128), torch.rand(1, 3, 128, 128)
     photograph = (255 * image).byte()
     layer(log_p, image)  # compilers may start threads
+    layer(log_p, photograph)
     torch.set_num_threads(2)
     before, ours = tasks(), threading.active_count()
     layer(log_p, image)

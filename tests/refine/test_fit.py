@@ -57,7 +57,6 @@ def report(folders):
     report = fit(*folders, QUICK, lambda name: lambda done, total: calls.append((name, done, total)))
     assert calls[0] == ("reading", 1, 8)
     assert any("fold 2, label contexts, step 20" in name and (done, total) == (20, 20) for name, done, total in calls)
-    assert any("so far" in name and "mIoU" in name for name, _, _ in calls)
     return report
 
 
@@ -119,6 +118,8 @@ def test_perfect_predictions_are_left_alone(tmp_path):
 def test_the_simplest_of_equals_is_kept():
     def of(*values):
         return dict(zip(("nothing", "triple penalty", "label contexts"), values, strict=False))
+
+    assert best_stage({"nothing": 0.5, "label scaling": 0.6, "triple penalty": 0.6001}) == "label scaling"
 
     assert best_stage(of(0.5, 0.5001, 0.5002)) == "nothing"
     assert best_stage(of(0.5, 0.6, 0.6001)) == "triple penalty"

@@ -19,7 +19,7 @@ from deepmrf.refine.settings import Choice, FitSettings
 SMALL = FitSettings(
     kernel="distance", gate=False, temperature=1.0, window=3, contexts=1, context_size=3, folds=2, crop=16, batch=2
 )
-SMALL = replace(SMALL, penalty_steps=3)
+SMALL = replace(SMALL, penalty_steps=3, label_scaling=False)
 
 
 def write(root, maps):
@@ -153,6 +153,20 @@ def test_the_best_choice_wins_and_all_are_listed(shifted, monkeypatch):
     assert [len(trial.fold_gains) for trial in result.trials] == [2, 2, 2, 1, 1]
     given = open_search(shifted, replace(settings, kernel="gaussian", gate=False, temperature=2.0)).run()
     assert [trial.choice for trial in given.trials] == [Choice("gaussian", False, 2.0)]
+
+
+def test_label_scaling_is_tried_and_left_out_where_it_costs(shifted, monkeypatch):
+    settings = replace(SMALL, temperature=None, label_scaling=None)
+    for gain in (0.01, -0.01):
+        scores_from(monkeypatch, lambda choice, steps, gain=gain: 0.6 + gain * choice.label_scaling)
+        phases = []
+        search = open_search(shifted, settings)
+        search.phases = lambda name, phases=phases: phases.append(name) or (lambda *_: None)
+        result = search.run()
+        assert {trial.choice.label_scaling for trial in result.trials} == {True, False}
+        assert {trial.choice.temperature for trial in result.trials} == {1.0}
+        assert result.choice.label_scaling == (gain > 0)
+        assert any("label scaling" in name and "mIoU" in name and "so far" in name for name in phases) == (gain > 0)
 
 
 @pytest.mark.parametrize(("minutes", "rounds"), [(1, 1), (5, 4), (10, 9)])

@@ -407,7 +407,7 @@ def test_the_helps_defaults_are_the_settings(type_in):
         windows = {"window": settings.window or f"{WINDOWS['gaussian']}, distance kernel {WINDOWS['distance']}"}
         assert defaults == {name: getattr(settings, name) for name in defaults} | windows
     changed = {name for name in vars(VOLUME_SETTINGS) if getattr(VOLUME_SETTINGS, name) != getattr(FitSettings(), name)}
-    assert changed - {"penalty_rate", "contexts_rate"} <= set(command.VOLUME_DEFAULTS)
+    assert changed - {"penalty_rate", "contexts_rate", "label_scaling"} <= set(command.VOLUME_DEFAULTS)
     text = type_in("fit", "--help")[1]
     assert f"{FitSettings().context_size}; of volumes {VOLUME_SETTINGS.context_size}" in text
     assert "NIfTI" in text

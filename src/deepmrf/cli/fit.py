@@ -29,7 +29,7 @@ a labels.json beside them names the labels, and its ids are those of predicted l
 Volumes are told by their images being NIfTI (.nii, .nii.gz): masks too, predictions NAME.npy or .npz (L, D, H, W) or
 NIfTI, one map per label or label ids. The MRF is then 3-D, with the spacing of the headers.
 
-Cross-validation chooses kernel, gate, temperature and the number of steps, and a table says what was tried. Training
+Cross-validation chooses kernel, gate, label scaling and the number of steps, and a table says what was tried. Training
 goes on until the score of the images held out stops rising, or until the minutes are over. Frames of one video are
 recognised, and held out together; groups of another kind, such as patients, are told by [bold]--groups[/bold].
 
@@ -42,8 +42,8 @@ recognised, and held out together; groups of another kind, such as patients, are
 [cyan]deepmrf fit --predictions P --images I --masks M -o mrf --groups '^([^_]+)_'[/cyan]: what stands before the first
 _ is the patient, place or video: its images are held out together. With [cyan]'.+'[/cyan] each image is a group.
 
-[cyan]deepmrf fit --predictions P --images I --masks M -o mrf --kernel gaussian --no-gate --temperature 1
---contexts-steps 600[/cyan]: nothing is left to choose.
+[cyan]deepmrf fit --predictions P --images I --masks M -o mrf --kernel gaussian --no-gate
+--label-scaling --contexts-steps 600[/cyan]: nothing is left to choose.
 """
 
 
@@ -81,7 +81,16 @@ def fit_command(
         bool | None, typer.Option("--gate/--no-gate", help="The factor q of b12.", show_default="both are tried")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Divides log-probabilities.", show_default="0.7, 1 and 1.4 are tried")
+        float | None,
+        typer.Option(help="Divides log-probabilities.", show_default="1; without label scaling 0.7 and 1.4, too"),
+    ] = None,
+    label_scaling: Annotated[
+        bool | None,
+        typer.Option(
+            "--label-scaling/--no-label-scaling",
+            help="A learned factor and summand per label, before the MRF.",
+            show_default="both are tried, for volumes without",
+        ),
     ] = None,
     window: WindowOption = None,
     contexts: ContextsOption = None,

@@ -2,7 +2,7 @@
 
     q[u, i] ~ exp( ln p[u, i] - min over k of sum over v, j of mu_k(u, v, j - i) t[v, j] )
 
-    b11   p, the network's output; ln p is divided by the temperature
+    b11   p, the network's output; ln p is divided by the temperature, and may be rescaled per label: label_scaling.py
     b12   t, the triple penalty: triple_penalty.py
     b13   the sum over v and j, and
     b14   the minimum over the label contexts k: label_contexts.py
@@ -48,6 +48,7 @@ from deepmrf.layers.inputs import (
     warn_of_scores,
 )
 from deepmrf.layers.label_contexts import INITIAL_WEIGHT, LabelContexts, default_context_size
+from deepmrf.layers.label_scaling import LabelScaling
 from deepmrf.layers.linking import Links, add_along, weigh
 from deepmrf.layers.triple_penalty import Kernel, TriplePenalty, default_window
 from deepmrf.ops.lattice.mean_field import mean_field as dense_mean_field
@@ -78,6 +79,7 @@ class MeanField(nn.Module):
     independent probability per label, as in the paper's Table 1.
     temperature: log_p is divided by it. Networks are overconfident on new images; above 1, the MRF has more influence
     and the probabilities are better calibrated. `deepmrf calibrate` chooses it.
+    label_scaling: log_p also gets a learned factor and summand per label; for unary="softmax". See LabelScaling.
     features, spacing, average, smoothness, normalize, size, temporal: see TriplePenalty.
 
     Untrained, it returns its normalised input: adding it to a trained network breaks nothing. The first call warns of
@@ -111,11 +113,14 @@ class MeanField(nn.Module):
         size: int | Sequence[int] | None = None,
         temporal: bool = False,
         temperature: float = 1.0,
+        label_scaling: bool = False,
     ) -> None:
         super().__init__()
         check_count("labels", labels)
         if unary not in ("softmax", "sigmoid"):
             raise ValueError(f"unary={unary!r} is unknown: choose 'softmax' or 'sigmoid'.")
+        if not isinstance(label_scaling, bool) or (label_scaling and unary == "sigmoid"):
+            raise ValueError(f"label_scaling={label_scaling!r} must be True or False, and False with unary='sigmoid'.")
         if window is None:
             window = 1 if kernel == "global" else default_window(dims, temporal)
         context_size = default_context_size(dims, temporal) if context_size is None else context_size
@@ -148,6 +153,7 @@ class MeanField(nn.Module):
             self.label_contexts.reset_parameters(INITIAL_WEIGHT / self.triple_penalty.gain)
         else:
             nn.init.zeros_(self.triple_penalty.scale)  # o14 = t must start at zero
+        self.label_scaling = LabelScaling(labels) if label_scaling else None
         if temporal:
             self.trajectory_weights = nn.Parameter(torch.zeros_like(self.triple_penalty.frame_weights))
 
@@ -195,8 +201,9 @@ class MeanField(nn.Module):
         return [(along(w[0], p[0]), along(w[1], p[1])) for w, p in zip(window, patterns, strict=True)]
 
     def tempered(self, log_p: Tensor) -> Tensor:
-        """Return the unary term of b15, ln p at the temperature; not normalised."""
-        return log_p if self.temperature == 1 else log_p / self.temperature
+        """Return the unary term of b15, ln p at the temperature and scaled per label; not normalised."""
+        log_p = log_p if self.temperature == 1 else log_p / self.temperature
+        return log_p if self.label_scaling is None else self.label_scaling(log_p)
 
     def belief(self, log_p: Tensor) -> Tensor:
         """Return the probabilities that b12 takes for q in the first iteration."""
@@ -380,6 +387,8 @@ class MeanField(nn.Module):
             inflated.label_contexts.weight.zero_()
             inflated.label_contexts.weight[:, :, context_frames // 2] = contexts.weight
             inflated.label_contexts.bias.copy_(contexts.bias)
+        if self.label_scaling is not None and inflated.label_scaling is not None:
+            inflated.label_scaling.load_state_dict(self.label_scaling.state_dict())
         learned = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         for name, parameter in inflated.named_parameters():
             parameter.requires_grad_(learned.get(name, old.scale.requires_grad))  # frame weights: as the scale

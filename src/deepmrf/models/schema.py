@@ -91,6 +91,7 @@ MEAN_FIELD: dict[str, Setting] = {
     "size": optional(per_axis(whole(1, 2**14))),
     "temporal": FLAG,
     "temperature": real(0.1, 10),
+    "label_scaling": FLAG,
 }
 """Arguments of MeanField."""
 VIDEO: dict[str, Setting] = {"frames": whole(2, 255), "temperature": real(0.1, 10), "allows_bfloat16": FLAG}

@@ -2,7 +2,7 @@
 
 fit           learn an MRF and score it by cross-validation
 folds         images that are held out together
-search        choose kernel, gate, temperature and steps within a budget of minutes
+search        choose kernel, gate, label scaling and steps within a budget of minutes
 learn         stages 2 and 3 on random crops of examples
 tally         the scores of label maps
 settings      how large the MRF is, and how it is learned

@@ -3,7 +3,7 @@
     report = fit("predictions", "images", "masks")
     report.save("mrf")
 
-Cross-validation chooses kernel, gate, temperature and the number of steps (search.py), and judges both stages: every
+Cross-validation chooses kernel, gate, label scaling and the number of steps (search.py), and judges each stage: every
 image is scored by an MRF that never saw it, nor any image of the same group (folds.py). The result is the stage that
 scores best, learned from all images, or an MRF that changes nothing where no stage gains.
 

@@ -1,4 +1,7 @@
-"""Learn an MRF from examples by the paper's stages 2 and 3, on random crops, with the network's output fixed."""
+"""Learn an MRF from examples by the paper's stages 2 and 3, on random crops, with the network's output fixed.
+
+Before them, each label gets a factor and a summand (layers/label_scaling.py).
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from deepmrf.layers import MeanField
 from deepmrf.predict.tiles import spaced
 from deepmrf.refine.examples import MAX_BYTES_IN_MEMORY, Example, Examples
 from deepmrf.refine.settings import Choice, FitSettings
-from deepmrf.training.mean_field import Descent, Trust, minimise, penalty_map, start_contexts
+from deepmrf.training.mean_field import Descent, Trust, learn_scaling, minimise, penalty_map, start_contexts
 from deepmrf.training.samples import crop_corner, padded
 
-FitStage = Literal["nothing", "triple penalty", "label contexts"]
+FitStage = Literal["nothing", "label scaling", "triple penalty", "label contexts"]
 """How far an MRF was learned; each stage builds on the one before. "nothing" returns the predictions as they are."""
 START_SCALE = 0.3
 """Where the triple penalty's factor starts, so that its widths have a gradient from the first step on."""
@@ -48,7 +51,9 @@ class Learner:
         """What is learned of the network's confidence serves both stages."""
         self.crop_size = examples.crop_size(settings.crop)
         labels = len(examples.labels)
-        self.penalty_alone = settings.build(labels, 0, examples.spacing, choice).to(settings.device)
+        self.scaling_alone = settings.build(labels, 0, examples.spacing, choice).to(settings.device)
+        self._learn_scaling(progress)
+        self.penalty_alone = copy.deepcopy(self.scaling_alone)
         self._learn_penalty(progress)
         self.mrf = self.penalty_alone
         self.steps = 0
@@ -61,7 +66,10 @@ class Learner:
 
     def models(self) -> dict[FitStage, MeanField]:
         """Copies of the MRF after each stage so far."""
-        models: dict[FitStage, MeanField] = {"triple penalty": copy.deepcopy(self.penalty_alone)}
+        models: dict[FitStage, MeanField] = {}
+        if self.scaling_alone.label_scaling is not None:
+            models["label scaling"] = copy.deepcopy(self.scaling_alone)
+        models["triple penalty"] = copy.deepcopy(self.penalty_alone)
         if self.settings.contexts:
             with self.descent.averaged():
                 models["label contexts"] = copy.deepcopy(self.mrf)
@@ -79,6 +87,12 @@ class Learner:
         """Take more steps of stage 3, with the triple penalty fixed and computed once per example."""
         self.descent.run(self._contexts_loss, steps, progress)
         self.steps += steps
+
+    def _learn_scaling(self, progress: Progress) -> None:
+        """The factor and the summand of each label, from some pixels of every example."""
+        if self.scaling_alone.label_scaling is not None:
+            outputs = ((example.log_p, example.mask) for example in map(self.examples.__getitem__, self.indices))
+            learn_scaling(self.scaling_alone, outputs, len(self.indices), VOID, progress)
 
     def _learn_penalty(self, progress: Progress) -> None:
         """Stage 2, for an MRF without label contexts."""
@@ -105,6 +119,9 @@ class Learner:
         assert contexts is not None  # settings.contexts is not 0
         penalty.load_state_dict(self.penalty_alone.triple_penalty.state_dict())
         penalty.requires_grad_(False)
+        if self.mrf.label_scaling is not None and self.scaling_alone.label_scaling is not None:
+            self.mrf.label_scaling.load_state_dict(self.scaling_alone.label_scaling.state_dict())
+            self.mrf.label_scaling.requires_grad_(False)
         contexts.set_compatibility(penalty.scale * torch.eye(contexts.labels, device=self.settings.device))
         penalty.shift.zero_()  # it moves all labels alike
         penalty.scale.fill_(1)

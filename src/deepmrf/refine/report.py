@@ -86,8 +86,9 @@ class FitReport:
                 f"so {unchanged}{'' if perfect else self._advice}"
             )
         change = f"{percents['nothing']} to {percents[self.stage]}"
-        left_out = self.stage == "triple penalty" and "label contexts" in self.scores
-        note = f"; label contexts gave {percents['label contexts']} and were left out" if left_out else ""
+        stages = list(self.scores)
+        left_out = [f"{stage} gave {percents[stage]}" for stage in stages[stages.index(self.stage) + 1 :]]
+        note = f"; {' and '.join(left_out)} and were left out" if left_out else ""
         if volumes:
             miou = f"mIoU {100 * self.before.miou:.2f} to {100 * self.after.miou:.2f}"
             return f"The foreground's mean Dice goes from {change}, {miou} ({count}){note}.{self._advice}"

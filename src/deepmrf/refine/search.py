@@ -1,7 +1,7 @@
 """Search, by cross-validation and within a budget of minutes, for the MRF that gains most.
 
     1. Both kernels learn briefly in all folds.
-    2. The better one with a gate and at other temperatures learns as long in the first fold. The best of these does so
+    2. The better one with a gate and without label scaling learns as long in the first fold. The best of these does so
        in all folds, if it was better there by VARIANT_MARGIN.
     3. The winner goes on in all folds side by side, ROUND_STEPS steps at a time, until the score of the images held out
        has not risen for PATIENCE rounds, or until the minutes are over but for what the final fit to all images needs.
@@ -40,7 +40,7 @@ Scores differ by more than that from seed to seed. Images like those learned fro
 held out, of other times and places, no longer do.
 """
 VARIANT_MARGIN = 0.005
-"""A gate, or a temperature other than 1, must score better by this much to be preferred.
+"""A gate, no label scaling, or a temperature other than 1 must score better by this much to be preferred.
 
 After the first steps, scores of one choice differ by as much from seed to seed.
 """
@@ -162,7 +162,7 @@ class Search:
         return candidates
 
     def _try_variants(self, winner: _Candidate) -> list[_Candidate]:
-        """The better kernel with a gate and at other temperatures, after a round in the first fold."""
+        """The better kernel with a gate and without label scaling, after a round in the first fold."""
         candidates: list[_Candidate] = []
         for choice in self.settings.variants(winner.choice):
             if not self._has_time_to_try(winner.seconds / len(self.folds)):

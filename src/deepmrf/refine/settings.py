@@ -31,10 +31,12 @@ class Choice:
     kernel: Kernel = "distance"
     gate: bool = False
     temperature: float = 1.0
+    label_scaling: bool = False
 
     def __str__(self) -> str:
         gate = "gate" if self.gate else "no gate"
-        return f"{self.kernel}, {gate}, temperature {self.temperature:g}"
+        scaling = ", label scaling" if self.label_scaling else ""
+        return f"{self.kernel}, {gate}, temperature {self.temperature:g}{scaling}"
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,10 @@ class FitSettings:
     gate: bool | None = None
     """The factor q[v, j] of the triple penalty; None tries with and without."""
     temperature: float | None = None
-    """Divides log-probabilities; None tries 1 and TEMPERATURES."""
+    """Divides log-probabilities; None is 1, and tries TEMPERATURES, too, where label_scaling is off."""
+    label_scaling: bool | None = None
+    """Learn a factor and a summand of each label's log-probability before all else, which makes up
+    for any temperature; None tries with and without."""
     contexts: int = 3
     """Patterns per label; 0 learns the triple penalty alone."""
     context_size: int = 9
@@ -95,14 +100,19 @@ class FitSettings:
             raise ValueError(f"kernel={self.kernel!r} is not for images of any size: choose 'gaussian' or 'distance'.")
 
     def kernels(self) -> list[Choice]:
-        """The kernels to try, without a gate and at temperature 1 where these are left open."""
+        """The kernels to try; without a gate, at temperature 1 and with label scaling where these are left open."""
         kernels = KERNELS if self.kernel is None else (self.kernel,)
-        return [Choice(kernel, bool(self.gate), self.temperature or 1.0) for kernel in kernels]
+        scaling = self.label_scaling is not False
+        return [Choice(kernel, bool(self.gate), self.temperature or 1.0, scaling) for kernel in kernels]
 
     def variants(self, choice: Choice) -> list[Choice]:
-        """The same with a gate, and at other temperatures, where these are left open."""
-        gated = [replace(choice, gate=True)] if self.gate is None else []
-        return gated + [replace(choice, temperature=t) for t in TEMPERATURES if self.temperature is None]
+        """The same with a gate, and without label scaling or, where it is off, at other temperatures, if left open."""
+        variants = [replace(choice, gate=True)] if self.gate is None else []
+        if self.label_scaling is None:
+            variants.append(replace(choice, label_scaling=False))
+        elif not self.label_scaling and self.temperature is None:
+            variants += [replace(choice, temperature=temperature) for temperature in TEMPERATURES]
+        return variants
 
     def build(
         self, labels: int, contexts: int, spacing: Sequence[float] | None = None, choice: Choice | None = None
@@ -124,13 +134,22 @@ class FitSettings:
             contexts=contexts,
             context_size=size_in_voxels(self.context_size, axes),
             temperature=choice.temperature,
+            label_scaling=choice.label_scaling,
         )
 
 
 VOLUME_SETTINGS = FitSettings(
-    window=5, context_size=3, crop=48, batch=2, penalty_steps=40, penalty_rate=0.15, contexts_rate=2e-3
+    label_scaling=False,
+    window=5,
+    context_size=3,
+    crop=48,
+    batch=2,
+    penalty_steps=40,
+    penalty_rate=0.15,
+    contexts_rate=2e-3,
 )
-"""The defaults for volumes; `window` and `context_size` count voxels along the finest axis."""
+"""The defaults for volumes; `window` and `context_size` count voxels along the finest axis. Whether a scaling of labels
+helps volumes was not measured."""
 
 
 def size_in_voxels(size: int, spacing: Sequence[float]) -> int | list[int]:

@@ -8,13 +8,18 @@ on predictions from files:
     start_contexts(mrf.label_contexts, seed)   before stage 3: noise tells the K patterns of a label apart
     penalty_map(mrf, log_p, image)             t of one image, to be cached during stage 3
 
+Before them, images that the network never saw tell how sure of itself it may be, in all and of each label:
+
+    calibrated_temperature(outputs, masks, ignore)
+    learn_scaling(mrf, outputs, count, ignore)
+
 `refine` takes its steps by `minimise`, a run of known length, and by `Descent`, which goes on as long as it helps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deepmrf.data.progress import Progress, no_progress
+from deepmrf.evaluation.dice import soft_iou
 from deepmrf.layers import LabelContexts, MeanField
 
 PATTERN_NOISE = 1e-2
@@ -34,7 +40,13 @@ another time gained 0.3 points of mIoU instead of 0.9 with 1e-4. With 1e-3 inste
 predictions at stride 8, and lost little of it when training went on.
 """
 CALIBRATION_PIXELS = 200_000
-"""About how many pixels choose a temperature."""
+"""About how many pixels choose a temperature, or the scaling of labels."""
+LEAST_LOG_P = -20.0
+"""Smaller ln p count as this while the scaling is learned: a label that was ruled out by mistake costs no more."""
+SCALING_STEPS = 30
+"""Steps of L-BFGS that learn the scaling of labels."""
+SCALING_DECAY = 1e-3
+"""What the squares of ln a and b add to the loss: labels of few pixels stay near a = 1 and b = 0."""
 TEMPERATURES_TRIED = tuple(round(0.6 + 0.05 * index, 2) for index in range(49))
 """0.6 to 3."""
 STEPS_IN_MEAN = 150
@@ -57,26 +69,66 @@ def start_contexts(contexts: LabelContexts, seed: int) -> None:
     contexts.weight.add_(noise.to(contexts.weight))
 
 
-@torch.no_grad()
 def calibrated_temperature(outputs: Sequence[Tensor], masks: Sequence[Tensor], ignore: int) -> float:
     """Return the temperature at which a network is as sure of these images as it is right: the least nll.
 
     outputs: log-probabilities (L, H, W); masks (H, W). A network is surer of new images than it should be, and an MRF
     that learns behind it would first of all learn to doubt it.
     """
-    pixels = sum(mask.numel() for mask in masks)
-    step = max(1, math.isqrt(pixels // CALIBRATION_PIXELS))
-    samples, targets = [], []
-    for log_p, mask in zip(outputs, masks, strict=True):
-        target = mask[step // 2 :: step, step // 2 :: step]
-        labelled = target != ignore
-        samples.append(log_p[:, step // 2 :: step, step // 2 :: step].float()[:, labelled])
-        targets.append(target[labelled].long())
-    log_p, target = torch.cat(samples, 1).T, torch.cat(targets)  # (N, L), (N,)
+    log_p, target = _sampled_pixels(zip(outputs, masks, strict=True), len(masks), ignore)
     if not len(target):
         return 1.0
     losses = [float(functional.cross_entropy(log_p / temperature, target)) for temperature in TEMPERATURES_TRIED]
     return TEMPERATURES_TRIED[losses.index(min(losses))]
+
+
+def learn_scaling(
+    mrf: MeanField, outputs: Iterable[tuple[Tensor, Tensor]], count: int, ignore: int, progress: Progress = no_progress
+) -> None:
+    """Learn the factor and the summand of each label from a network's output of images that it never saw.
+
+    outputs: log-probabilities (L, *S) and labels (*S) of so many (`count`) images. The loss is cross-entropy and a
+    soft IoU: the first makes confidences right, the second is the score that decides.
+    """
+    scaling = mrf.label_scaling
+    assert scaling is not None, "a mean field without label_scaling"
+    log_p, target = _sampled_pixels(outputs, count, ignore, progress)
+    if not len(target):
+        return
+    device = scaling.bias.device
+    log_p = (log_p.clamp_min(LEAST_LOG_P) / mrf.temperature).T[None].to(device)  # (1, L, N)
+    target = target[None].to(device)  # (1, N)
+    parameters = list(scaling.requires_grad_(True).parameters())
+    optimiser = torch.optim.LBFGS(parameters, max_iter=SCALING_STEPS, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        scores = scaling(log_p)
+        loss = functional.cross_entropy(scores, target) + 1 - soft_iou(scores.softmax(1), target)
+        loss = loss + SCALING_DECAY * torch.stack([parameter.square().sum() for parameter in parameters]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
+    scaling.requires_grad_(False)
+
+
+@torch.no_grad()
+def _sampled_pixels(
+    outputs: Iterable[tuple[Tensor, Tensor]], count: int, ignore: int, progress: Progress = no_progress
+) -> tuple[Tensor, Tensor]:
+    """Return labelled pixels on a grid, in all about CALIBRATION_PIXELS: log-probabilities (N, L) and labels (N)."""
+    samples, targets = [torch.empty(0, 1)], [torch.empty(0, dtype=torch.long)]
+    for number, (log_p, mask) in enumerate(outputs, start=1):
+        share = mask.numel() * count / CALIBRATION_PIXELS  # of the pixels of this image, one in so many is taken
+        step = max(1, math.floor(share ** (1 / mask.dim())))
+        grid = (slice(step // 2, None, step),) * mask.dim()
+        labelled = mask[grid] != ignore
+        samples.append(log_p[(slice(None), *grid)].float()[:, labelled].T)
+        targets.append(mask[grid][labelled].long())
+        progress(number, count)
+    return torch.cat(samples[1:] or samples), torch.cat(targets)
 
 
 @torch.no_grad()
