@@ -55,6 +55,7 @@ FIELDS = {
         "window": (6, 13),
         "spacing": (1.5, 1.0),
         "context_rank": 4,
+        "label_scaling": True,
     },
     "distance-positions-sigmoid": {
         "kernel": "distance",
@@ -97,7 +98,7 @@ def lively(model, strength=0.3):
         for name, value in model.named_parameters():
             if name.startswith("unary.classify"):
                 value.normal_(0, 1)
-            elif "label_contexts" in name:
+            elif "label_contexts" in name or "label_scaling" in name:
                 value.normal_(0, strength)
         field = model.mean_field
         if field is not None and field.label_contexts is None:

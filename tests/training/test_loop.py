@@ -19,7 +19,7 @@ from deepmrf.cli import app
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model
 from deepmrf.training import batches, checkpoint
 from deepmrf.training import loop as train
-from deepmrf.training.recipe import read_recipe
+from deepmrf.training.recipe import RecipeError, read_recipe
 
 RECIPE = """
 seed = 0
@@ -359,3 +359,16 @@ def test_the_temperature_of_images_held_out_survives_a_stop(recipe, tmp_path):
     assert found != 1
     train.train(settings, tmp_path / "run", resume=True)  # all stages are done: the model is written again
     assert read_model(tmp_path / "run" / "model").mean_field.temperature == found
+
+
+def test_the_scaling_of_labels_is_learned_from_images_held_out(recipe, tmp_path):
+    values = dict(word.removeprefix("--set=").split("=") for word in SHORT) | {"mean_field.label_scaling": "true"}
+    with pytest.raises(RecipeError, match=r"label_scaling learns from images .*: set data\.held_out"):
+        train.train(read_recipe(recipe, values), tmp_path / "run")
+    messages = []
+    settings = read_recipe(recipe, values | {"data.held_out": "0.25"})
+    train.train(settings, tmp_path / "run", message=messages.append)
+    mean_field = read_model(tmp_path / "run" / "model").mean_field
+    assert mean_field.label_scaling.log_scale.abs().max() > 0.01
+    assert mean_field.temperature == 1
+    assert "The scaling of labels was learned from the images held out." in messages

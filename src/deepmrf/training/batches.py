@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from deepmrf.data.dataset import Dataset
 from deepmrf.training.clips import ClipCrops, ClipSource, Stills, Videos, network_outputs
-from deepmrf.training.mean_field import calibrated_temperature, penalty_map
+from deepmrf.training.mean_field import calibrated_temperature, learn_scaling, penalty_map
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.run import Run
 from deepmrf.training.samples import CachedCrops, Crops, Images, Samples, mask_tensor, opencv_on_one_thread
@@ -74,13 +74,19 @@ def _samples(run: Run, index: int, stage: Stage) -> Samples:
 
 
 def _calibrate(run: Run, images: Images) -> None:
-    """Give the mean field the temperature that fits images which the network never saw."""
+    """Give the mean field the temperature, or the scaling of labels, that fits images which the network never saw."""
+    outputs, ignore = cached_outputs(run, images), images.data.labels.ignore
     masks = [mask_tensor(images[index][1]) for index in range(len(images))]
-    temperature = calibrated_temperature(cached_outputs(run, images), masks, images.data.labels.ignore)
+    mean_fields = [model.mean_field for model in (run.model, run.average) if model.mean_field is not None]
+    if mean_fields[0].label_scaling is not None:
+        for mean_field in mean_fields:
+            learn_scaling(mean_field, zip(outputs, masks, strict=True), len(masks), ignore)
+        run.message("The scaling of labels was learned from the images held out.")
+        return
+    temperature = calibrated_temperature(outputs, masks, ignore)
     run.message(f"Temperature of the mean field, from the images held out: {temperature:g}.")
-    for model in (run.model, run.average):
-        if model.mean_field is not None:
-            model.mean_field.temperature = temperature
+    for mean_field in mean_fields:
+        mean_field.temperature = temperature
 
 
 def cached_outputs(run: Run, images: Images) -> list[Tensor]:

@@ -43,6 +43,8 @@ def prepare_stage(model: DeepParsingNetwork, stage: Stage, seed: int, trained: b
         for parameter in links.get(name, []):
             parameter.requires_grad_(True)
     mrf = model.mean_field
+    if mrf is not None and mrf.label_scaling is not None:
+        mrf.label_scaling.requires_grad_(False)  # images held out teach it, before the stage
     if mrf is None or trained:
         return
     if "label_contexts" not in stage.learn:
@@ -140,6 +142,9 @@ def check_stages(recipe: Recipe, model: DeepParsingNetwork) -> None:
         raise RecipeError(f"zoom={recipe.zoom:g}: only the networks fast and strong can zoom; leave it out.")
     if recipe.temperature and model.mean_field is None:
         raise RecipeError(f"temperature={recipe.temperature:g} is the mean field's, and there is none: leave it out.")
+    scales_labels = model.mean_field is not None and model.mean_field.label_scaling is not None
+    if scales_labels and not recipe.start and not recipe.data.held_out:
+        raise RecipeError("mean_field.label_scaling learns from images that the network never saw: set data.held_out.")
     try:
         check_zoom(recipe.zoom or 1)
         check_temperature(recipe.temperature or 1)

@@ -20,11 +20,13 @@ def trained(kernel, **settings):
     with torch.no_grad():
         mrf.label_contexts.weight.normal_(std=0.4)
         mrf.label_contexts.bias.normal_(std=0.3)
+        for parameter in mrf.label_scaling.parameters() if mrf.label_scaling is not None else ():
+            parameter.normal_(std=0.3)
     return mrf.eval()
 
 
 MRFS = {
-    "distance": lambda: trained("distance"),
+    "distance": lambda: trained("distance", label_scaling=True),
     "gaussian": lambda: trained("gaussian", gate=False),
     "compressed": lambda: trained("gaussian").compress(rank=2),
     "without contexts": lambda: MeanField(LABELS, kernel="gaussian", window=5, contexts=0),

@@ -107,11 +107,13 @@ def adjust(mrf: MeanField, values: Mapping[str, float | None]) -> MeanField:
 
 
 def _scale(mrf: MeanField, strength: float) -> None:
-    """Multiply o14, what the labels pay at each pixel: at 0 the network's output stays as it is."""
+    """Multiply o14, what the labels pay at each pixel, and their scaling: at 0 the network's output stays as it is."""
     contexts, penalty = mrf.label_contexts, mrf.triple_penalty
     if contexts is None:
         parameters = [penalty.scale, penalty.shift]
     else:
         parameters = [contexts.weight if contexts.rank is None else contexts.second, contexts.bias]
+    if mrf.label_scaling is not None:
+        parameters += [mrf.label_scaling.log_scale, mrf.label_scaling.bias]
     for parameter in parameters:
         parameter.mul_(strength)
