@@ -38,23 +38,14 @@ def test_the_table_has_every_label_and_fold(options, tmp_path):
     assert code == 0, text
     lines = [line.split() for line in text.splitlines()]
     assert "Predictions were read as label ids." in text
-    assert [
-        "IoU,",
-        "held-out",
-        "images",
-        "before",
-        "label",
-        "scaling",
-        "triple",
-        "penalty",
-        "label",
-        "contexts",
-    ] in lines
+    headings = ["before", "label", "scaling", "triple", "penalty", "label", "contexts"]
+    assert ["IoU,", "held-out", "images", *headings] in lines
     for title in ("label 0", "label 1", "label 2", "mIoU", "pixel accuracy", "mIoU of fold 1", "mIoU of fold 2"):
         [row] = [line for line in text.splitlines() if re.match(rf"{title}\s\s", line)]
         assert re.fullmatch(rf"{title}(\s+100\.00){{4}}\s*", row)
     assert "No gain" in text
     assert f"Wrote {tmp_path / 'mrf'} (nothing)." in text
+    assert f"Replaced {tmp_path / 'mrf'} (nothing)." in type_in("fit", *options, "-o", tmp_path / "mrf", *QUICK)[1]
     code, text = type_in("refine", tmp_path / "mrf", *options[:4], "-o", tmp_path / "out")
     assert code == 0, text
     assert "4 refined" in text

@@ -46,7 +46,9 @@ def test_a_folder_of_masks(folders):
     for file in (path / "out").iterdir():
         assert set(np.unique(np.asarray(Image.open(file)))) == {0, 255}
         assert (np.asarray(Image.open(file)) == truth).mean() > 0.99
-    assert "0 refined, 3 there already" in type_in("--preset", "maskcut", *options)[1]
+    again = type_in("--preset", "maskcut", *options)[1]
+    assert "0 refined, 3 there already" in again
+    assert "--overwrite does it again" in again
 
 
 def test_the_help_says_what_every_preset_is_for():

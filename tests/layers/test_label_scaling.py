@@ -51,6 +51,8 @@ def test_labels_that_are_ruled_out_stay_so_and_spoil_no_gradient():
     assert (log_q.exp()[:, 1:] == 0).all()
     log_q[:, 0].sum().backward()
     assert all(p.grad.isfinite().all() for p in layer.label_scaling.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(layer(log_p, torch.zeros(1, 3, 4, 4)).exp(), log_p.exp())
 
 
 @pytest.mark.parametrize("settings", [{}, {"kernel": "gaussian", "iterations": 2}, {"kernel": "global", "contexts": 1}])

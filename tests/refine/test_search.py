@@ -188,4 +188,5 @@ def test_few_minutes_try_fewer_choices(shifted, monkeypatch, minutes, kernels, c
     result = open_search(shifted, settings, lambda: seconds[0]).run()
     assert len({trial.choice.kernel for trial in result.trials}) == kernels
     assert len(result.trials) == choices
+    assert len(result.untried) == (1 if kernels == 1 else 0) + (3 - (choices - kernels))
     assert seconds[0] + 30 * len(result.curve) <= 60 * minutes

@@ -75,10 +75,15 @@ def fit_command(
     ] = None,
     folds: Annotated[int, typer.Option(help="Folds of the cross-validation, by group.")] = 3,
     kernel: Annotated[
-        str | None, typer.Option(help="gaussian or distance (the paper's).", show_default="both are tried")
+        str | None, typer.Option(help="gaussian or distance (the paper's).", show_default="both, if there is time")
     ] = None,
     gate: Annotated[
-        bool | None, typer.Option("--gate/--no-gate", help="The factor q of b12.", show_default="both are tried")
+        bool | None,
+        typer.Option(
+            "--gate/--no-gate",
+            help="Neighbours count where the pixel itself takes a label for possible: the factor q of b12.",
+            show_default="both, if there is time",
+        ),
     ] = None,
     temperature: Annotated[
         float | None,
@@ -89,7 +94,7 @@ def fit_command(
         typer.Option(
             "--label-scaling/--no-label-scaling",
             help="A learned factor and summand per label, before the MRF.",
-            show_default="both are tried, for volumes without",
+            show_default="both, if there is time; for volumes without",
         ),
     ] = None,
     window: WindowOption = None,
@@ -123,9 +128,14 @@ def fit_command(
     say(f"Predictions were read as {report.kind}.", console)
     if report.search is not None:
         console.print(table(*report.trials_table()))
+        trials = report.search.trials
+        if any(len(trial.fold_gains) < len(trials[0].fold_gains) for trial in trials):
+            say("Choices of fewer folds were dropped after a first round, in the first fold.", console)
         console.print()
     headings, rows = report.table()
     console.print(table(headings, [(title, *[percent(value) for value in values]) for title, values in rows]))
     say(report.verdict, console)
+    existed = out.exists()
+    kept = report.stage if report.stage == "nothing" else f"{report.stage}, the simplest stage that no other beats"
     with sentences():
-        say(f"Wrote {report.save(out)} ({report.stage}).", console)
+        say(f"{'Replaced' if existed else 'Wrote'} {report.save(out)} ({kept}).", console)

@@ -141,7 +141,8 @@ def refine_command(
     counts = f"{len(report.done)} refined, {len(report.skipped)} there already, {len(report.failed)} failed"
     kinds = f" Predictions were read as {'; '.join(report.kinds)}." if report.kinds else ""
     ids = "" if label_ids is None else f" Label maps hold the ids of the masks: {', '.join(map(str, label_ids.ids))}."
-    say(f"{counts}: {out}.{kinds}{ids}", console)
+    again = " What was there may be of another MRF: --overwrite does it again." if report.skipped else ""
+    say(f"{counts}: {out}.{kinds}{ids}{again}", console)
     if report.failed:
         raise typer.Exit(1)
 

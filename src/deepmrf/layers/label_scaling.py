@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from deepmrf.layers.inputs import check_count
 
 LEAST_LOG_P = -1e4
-"""Smaller ln p count as this, whose probability is zero in every precision: no gradient then becomes infinite."""
+"""Where a has a gradient, smaller ln p count as this, whose probability is zero, too: -inf would make it infinite."""
 
 
 def scale_labels(log_p: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The equation above; not normalised."""
     per_label = (1, -1, *[1] * (log_p.dim() - 2))
     factor, summand = (values.to(log_p.dtype).view(per_label) for values in (a, b))
-    return torch.addcmul(summand, log_p.clamp_min(LEAST_LOG_P), factor)
+    return torch.addcmul(summand, log_p.clamp_min(LEAST_LOG_P) if factor.requires_grad else log_p, factor)
 
 
 class LabelScaling(nn.Module):
@@ -39,3 +39,6 @@ class LabelScaling(nn.Module):
 
     def forward(self, log_p: Tensor) -> Tensor:
         return scale_labels(log_p, self.log_scale.exp(), self.bias)
+
+    def extra_repr(self) -> str:
+        return f"labels={len(self.bias)}"

@@ -99,6 +99,10 @@ class FitReport:
     def _advice(self) -> str:
         """A sentence for a run that may have been too short."""
         assert self.search is not None
+        if self.search.untried:
+            choices = "; ".join(map(str, self.search.untried))
+            minutes = f"{self.settings.minutes:g} minutes"
+            return f" The {minutes} did not suffice to try all: more may gain. Left out: {choices}."
         if self.search.ending == "budget":
             return (
                 f" The score was still changing when the {self.settings.minutes:g} minutes were over: "

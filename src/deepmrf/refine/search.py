@@ -81,6 +81,8 @@ class SearchResult:
     curve: tuple[tuple[int, float], ...]
     """(steps, score) of the best choice, round by round."""
     ending: Ending
+    untried: tuple[Choice, ...] = ()
+    """Choices for which the minutes did not suffice."""
 
 
 @dataclass
@@ -126,6 +128,7 @@ class Search:
         """clock: seconds, as time.monotonic tells them. start: when the minutes began."""
         self.examples, self.folds, self.settings, self.phases, self.clock = examples, folds, settings, phases, clock
         self.start, self.end = start, start + 60 * settings.minutes
+        self.untried: list[Choice] = []
 
     def run(self) -> SearchResult:
         """Try all choices, and train the best until it gains no more."""
@@ -149,14 +152,17 @@ class Search:
         others = [candidate.result for candidate in candidates if candidate is not winner]
         others.sort(key=lambda trial: (-len(trial.fold_gains), -trial.score))
         curve = tuple((t.steps, t.score) for t in winner.trials if len(t.fold_gains) == len(self.folds))
-        return SearchResult(winner.choice, best.steps, winner.models, (best, *others), curve, ending)
+        return SearchResult(
+            winner.choice, best.steps, winner.models, (best, *others), curve, ending, tuple(self.untried)
+        )
 
     def _try_kernels(self) -> list[_Candidate]:
         """Each kernel after a round in all folds."""
         candidates: list[_Candidate] = []
         for choice in self.settings.kernels():
             if candidates and not self._has_time_to_try(2 * candidates[-1].seconds):  # the Gaussian kernel is slower
-                break
+                self.untried.append(choice)
+                continue
             candidates.append(_Candidate(choice))
             self._train_in_all_folds(candidates[-1], 1)
         return candidates
@@ -166,7 +172,8 @@ class Search:
         candidates: list[_Candidate] = []
         for choice in self.settings.variants(winner.choice):
             if not self._has_time_to_try(winner.seconds / len(self.folds)):
-                break
+                self.untried.append(choice)
+                continue
             candidates.append(_Candidate(choice))
             self._train(candidates[-1], [0], self._steps(1))
         return candidates
