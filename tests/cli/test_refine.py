@@ -209,3 +209,14 @@ def test_ctrl_c_is_one_sentence(folders, monkeypatch):
     code, text = type_in("--preset", "maskcut", *folders[2])
     assert code == 130
     assert text.strip() == "Interrupted: what is written is complete, and the same command goes on from here."
+
+
+def test_many_failures_are_counted(folders, monkeypatch):
+    path, _, options = folders
+    monkeypatch.setattr("deepmrf.cli.console.MAX_FAILURES_SHOWN", 1)
+    for name in ("0", "1"):
+        Image.fromarray(np.eye(9, dtype=np.uint8) * 255).save(path / "masks" / f"{name}.png")
+    code, text = type_in("--preset", "maskcut", *options)
+    assert code == 1
+    assert text.count("9 x 9 pixels but its image") == 1
+    assert "... and 1 more." in text

@@ -101,3 +101,10 @@ def test_an_id_that_no_label_has_says_what_to_write(tmp_path, type_in):
     code, text = type_in("fit", *words, "-o", tmp_path / "mrf")
     assert code == 2
     assert f'write {tmp_path}/masks/labels.json with the "names" of all labels, and "ignore": 3 if this is void' in text
+
+
+def test_labels_that_no_mask_holds_are_noted(folders):
+    for path in list(folders[0].iterdir()):
+        np.save(path.with_suffix(".npy"), np.random.default_rng(0).normal(size=(4, *SIZE)).astype(np.float32))
+    notes = fit(*folders, QUICK).notes
+    assert any("have 4 labels, of which no mask holds label 3: is that right?" in note for note in notes)

@@ -24,6 +24,8 @@ INTERRUPTED = "Interrupted: what is written is complete, and the same command go
 """After Ctrl-C, for commands that begin where they were stopped."""
 SECONDS_BEFORE_BAR = 2.0
 """Shorter work shows no progress bar."""
+MAX_FAILURES_SHOWN = 20
+"""Files that are named in a list of failures; the rest is counted."""
 
 
 def fail(error: BaseException | str, code: int = 2) -> NoReturn:
@@ -63,6 +65,13 @@ def warn(texts: Iterable[str], console: Console) -> None:
     """Print lines in yellow."""
     for text in texts:
         say(text, console, "yellow")
+
+
+def warn_of_failures(reasons: Sequence[str], console: Console) -> None:
+    """Print why files failed, one line each; the rest is counted."""
+    warn(reasons[:MAX_FAILURES_SHOWN], console)
+    if len(reasons) > MAX_FAILURES_SHOWN:
+        warn([f"... and {len(reasons) - MAX_FAILURES_SHOWN} more."], console)
 
 
 class Bars:

@@ -15,16 +15,13 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process, video
-from deepmrf.cli.console import INTERRUPTED, Bars, class_table, fail, say, split_scales, warn
+from deepmrf.cli.console import INTERRUPTED, Bars, class_table, fail, say, split_scales, warn, warn_of_failures
 from deepmrf.cli.options import DeviceOption, FlipOption, NetworkOption, RayOption, ScalesOption, own_code
 
 if TYPE_CHECKING:
     from deepmrf.data.progress import Progress
     from deepmrf.data.remote import URL
     from deepmrf.predict.report import PredictReport
-
-MAX_FAILURES_SHOWN = 20
-"""Files that are named in a list of failures; the rest is counted."""
 
 PREDICT_HELP = """Segment images: a label map, an overlay to look at, and a table of what was found.
 
@@ -295,9 +292,7 @@ def _show(report: PredictReport, out: Path | URL, coco: Path | None, console: Co
     if report.animated:
         files = "a file has" if len(report.animated) == 1 else f"{len(report.animated)} files have"
         warn([f"{files} several frames: the first was taken ({report.animated[0].name})."], console)
-    warn([reason for _, reason in report.failed[:MAX_FAILURES_SHOWN]], console)
-    if len(report.failed) > MAX_FAILURES_SHOWN:
-        warn([f"... and {len(report.failed) - MAX_FAILURES_SHOWN} more."], console)
+    warn_of_failures([reason for _, reason in report.failed], console)
     if coco is not None and report.images:
         say(f"Wrote the outlines of the regions to {coco}.", console)
     say(_conclusion(report, out), console)

@@ -10,7 +10,18 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import INTERRUPTED, Bars, fail, say, say_pairs, sentences, split_settings, table, warn
+from deepmrf.cli.console import (
+    INTERRUPTED,
+    Bars,
+    fail,
+    say,
+    say_pairs,
+    sentences,
+    split_settings,
+    table,
+    warn,
+    warn_of_failures,
+)
 from deepmrf.cli.options import RayOption
 
 PRESET_FIELDS = {
@@ -137,7 +148,8 @@ def refine_command(
                 report = refine(model, label_set, *folders, run=run, **options)
         except KeyboardInterrupt:
             fail(INTERRUPTED, 130)
-    warn([*report.notes, *(f"{stem}: {reason}" for stem, reason in report.failed)], console)
+    warn(report.notes, console)
+    warn_of_failures([f"{stem}: {reason}" for stem, reason in report.failed], console)
     counts = f"{len(report.done)} refined, {len(report.skipped)} there already, {len(report.failed)} failed"
     kinds = f" Predictions were read as {'; '.join(report.kinds)}." if report.kinds else ""
     ids = "" if label_ids is None else f" Label maps hold the ids of the masks: {', '.join(map(str, label_ids.ids))}."

@@ -121,9 +121,10 @@ class Examples:
 
     def read_all(self, progress: Progress = no_progress) -> list[str]:
         """Read every example once and drop those whose masks are all void; returns notes."""
-        empty = []
+        empty, counts = [], np.zeros(VOID + 1, np.int64)
         for done, files in enumerate(list(self.files), start=1):
             example = self._read(files)
+            counts += np.bincount(example.mask.flatten().numpy(), minlength=VOID + 1)
             if bool((example.mask == VOID).all()):
                 empty.append(files)
             else:
@@ -134,6 +135,12 @@ class Examples:
         self.files = [files for files in self.files if files not in empty]
         self.__dict__.pop("grids", None)
         notes = [f"{len(empty)} of the masks are void throughout: {empty[0].stem} ..."] if empty else []
+        missing = [name for name, count in zip(self.labels.names, counts, strict=False) if not count]
+        if missing and self.labels_counted and self.files:
+            names = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
+            notes.append(
+                f"The predictions have {len(self.labels)} labels, of which no mask holds {names}: is that right?"
+            )
         if len(self.kinds) > 1:
             kinds = "; ".join(
                 f"{len(stems)} as {kind} ({min(stems)} ...)" for kind, stems in sorted(self.kinds.items())
