@@ -195,11 +195,11 @@ class Examples:
             # Advise to give the number of labels if it was counted in label maps, which need not use the last labels.
             maps_told = self.labels_counted and not files.prediction.per_label and not shown_labels(files.prediction)[1]
             highest = max(map(_highest_id, self.files)) if maps_told and error.kind == "id" else 0
-            if highest < len(self.labels) and self.labels_counted and error.kind == "id":
+            if highest < len(self.labels):
+                if not self.labels_counted or error.kind != "id":
+                    raise
                 count = f"The predictions have {len(self.labels)} labels: is one missing there?"
                 raise DataError(f"{error} {count}", error.path, "id") from error
-            if highest < len(self.labels):
-                raise
             raise DataError(
                 f"{files.mask} holds ids that no predicted label map has (those use 0 to {len(self.labels) - 1}); "
                 f"give labels={highest + 1}, or name them all in {self.labels_json}.",

@@ -78,9 +78,10 @@ def _calibrate(run: Run, images: Images) -> None:
     outputs, ignore = cached_outputs(run, images), images.data.labels.ignore
     masks = [mask_tensor(images[index][1]) for index in range(len(images))]
     mean_fields = [model.mean_field for model in (run.model, run.average) if model.mean_field is not None]
-    if mean_fields[0].label_scaling is not None:
-        for mean_field in mean_fields:
-            learn_scaling(mean_field, zip(outputs, masks, strict=True), len(masks), ignore)
+    scalings = [mean_field.label_scaling for mean_field in mean_fields if mean_field.label_scaling is not None]
+    if scalings:
+        learn_scaling(mean_fields[0], zip(outputs, masks, strict=True), len(masks), ignore)
+        scalings[-1].load_state_dict(scalings[0].state_dict())
         run.message("The scaling of labels was learned from the images held out.")
         return
     temperature = calibrated_temperature(outputs, masks, ignore)

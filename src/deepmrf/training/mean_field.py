@@ -41,7 +41,7 @@ predictions at stride 8, and lost little of it when training went on.
 """
 CALIBRATION_PIXELS = 200_000
 """About how many pixels choose a temperature, or the scaling of labels."""
-LEAST_LOG_P = -20.0
+LEAST_LOG_P_LEARNED = -20.0
 """Smaller ln p count as this while the scaling is learned: a label that was ruled out by mistake costs no more."""
 SCALING_STEPS = 30
 """Steps of L-BFGS that learn the scaling of labels."""
@@ -93,12 +93,13 @@ def learn_scaling(
     scaling = mrf.label_scaling
     assert scaling is not None, "a mean field without label_scaling"
     log_p, target = _sampled_pixels(outputs, count, ignore, progress)
+    scaling.requires_grad_(bool(len(target)))
     if not len(target):
         return
     device = scaling.bias.device
-    log_p = (log_p.clamp_min(LEAST_LOG_P) / mrf.temperature).T[None].to(device)  # (1, L, N)
+    log_p = (log_p.clamp_min(LEAST_LOG_P_LEARNED) / mrf.temperature).T[None].to(device)  # (1, L, N)
     target = target[None].to(device)  # (1, N)
-    parameters = list(scaling.requires_grad_(True).parameters())
+    parameters = list(scaling.parameters())
     optimiser = torch.optim.LBFGS(parameters, max_iter=SCALING_STEPS, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
