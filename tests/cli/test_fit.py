@@ -72,3 +72,13 @@ def test_pipes_are_one_sentence(options, tmp_path, pipe):
         assert code == 2
         assert f"3.{ending} cannot be read as {kind} (it is no regular file)" in text
         assert len(text.strip().splitlines()) == 1
+
+
+def test_ctrl_c_is_a_sentence(options, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deepmrf.refine.fit.fit", interrupted)
+    code, text = type_in("fit", *options, "-o", tmp_path / "mrf")
+    assert (code, text) == (130, "Interrupted: nothing was written.\n")
+    assert not (tmp_path / "mrf").exists()

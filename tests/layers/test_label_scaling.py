@@ -88,6 +88,12 @@ def test_what_is_refused(given):
         MeanField(3, **given)
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 8, 8), (3,)])
+def test_other_labels_are_named(shape):
+    with pytest.raises(ValueError, match=r"log_p must have shape \(B, 3"):
+        LabelScaling(3)(torch.zeros(shape))
+
+
 def images(count, size=(40, 50), labels=4, seed=0):
     """Log-probabilities that are right about themselves, and labels drawn by them."""
     random = torch.Generator().manual_seed(seed)

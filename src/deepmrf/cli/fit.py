@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import Bars, percent, say, sentences, table, warn
+from deepmrf.cli.console import Bars, fail, percent, say, sentences, table, warn
 
 IMAGE_DEFAULTS = {"window": "21, distance kernel 51", "contexts": 3, "context_size": 9, "crop": 128, "batch": 4}
 IMAGE_DEFAULTS |= {"penalty_steps": 60}
@@ -122,8 +122,11 @@ def fit_command(
 
         settings = replace(default_settings(images), **options)
         check_fit_folder(out)  # before minutes are spent
-        with Bars(console) as bars:
-            report = fit(predictions, images, masks, settings, bars.progress)
+        try:
+            with Bars(console) as bars:
+                report = fit(predictions, images, masks, settings, bars.progress)
+        except KeyboardInterrupt:
+            fail("Interrupted: nothing was written.", 130)
     warn(report.notes, console)
     say(f"Predictions were read as {report.kind}.", console)
     if report.search is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from deepmrf.layers.inputs import check_count
+from deepmrf.layers.inputs import check_count, check_maps
 
 LEAST_LOG_P = -1e4
 """Where a has a gradient, smaller ln p count as this, whose probability is zero, too: -inf would make it infinite."""
@@ -38,6 +38,7 @@ class LabelScaling(nn.Module):
         self.bias = nn.Parameter(torch.zeros(labels))
 
     def forward(self, log_p: Tensor) -> Tensor:
+        check_maps("log_p", log_p, len(self.bias), max(log_p.dim() - 2, 1), "labels")
         return scale_labels(log_p, self.log_scale.exp(), self.bias)
 
     def extra_repr(self) -> str:
