@@ -6,14 +6,20 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import average
+import guided
 import held_out
+import mix_streets
+import relabel
 import strides
 
-from deepmrf.data import synthetic
+from deepmrf.data import LabelSet, synthetic
+from deepmrf.data.dataset import Dataset, Item
 from deepmrf.data.synthetic import LABELS
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.refine.settings import FitSettings
@@ -47,6 +53,54 @@ def test_the_mean_of_weights_has_the_shares_and_keeps_what_does_not_fit():
     average.average([first, second], [0.75, 0.25])
     torch.testing.assert_close(first.unary.state_dict()[name], (0.75 * a + 0.25 * b).half().float())
     assert torch.equal(first.unary.classify[1].weight, kept)
+
+
+def test_a_network_for_other_labels_starts_with_the_rows_of_those_most_like_them():
+    colours = tuple((n, n, n) for n in range(20))
+    ours, theirs = tuple(relabel.CITYSCAPES_OF_CAMVID), tuple(sorted(set(relabel.CITYSCAPES_OF_CAMVID.values())))
+    street = DeepParsingNetwork.build("fast", LabelSet(theirs, colours[: len(theirs)]), {"width": 8}, None)
+    camvid = DeepParsingNetwork.build("fast", LabelSet(ours, colours[: len(ours)]), {"width": 8}, None)
+    relabel.relabel(street.eval(), camvid.eval())
+    image = torch.rand(1, 3, 32, 48)
+    rows = [theirs.index(name) for name in relabel.CITYSCAPES_OF_CAMVID.values()]
+    torch.testing.assert_close(camvid.unary(image), street.unary(image)[:, rows])
+
+
+def test_images_of_two_sets_get_the_labels_of_the_first(tmp_path):
+    for kind in ("images", "masks"):
+        (tmp_path / kind / "train").mkdir(parents=True)
+    picture = np.zeros((4, 7), np.uint8)
+    Image.fromarray(picture).save(tmp_path / "picture.png")
+    # Road, and a line of its mean with vegetation (8 in the mask) between both: the nearer of the two is taken.
+    mask = np.array([[0, 0, 0, 3, 8, 8, 255]] * 4, np.uint8)
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    names = ("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation")
+    theirs = LabelSet(names, tuple((n, 0, 0) for n in range(9)), 255)
+    item = Item("a", tmp_path / "picture.png", tmp_path / "mask.png")
+    ours = LabelSet(tuple(relabel.CITYSCAPES_OF_CAMVID), tuple((n, 0, 0) for n in range(11)), 255)
+    mix_streets.write(Dataset([item], theirs), item, ["a_0", "a_1"], ours, tmp_path, "train")
+    written = [np.asarray(Image.open(tmp_path / f"masks/train/a_{number}.png")) for number in (0, 1)]
+    road, tree = ours.names.index("road"), ours.names.index("tree")
+    assert written[0][0].tolist() == [road, road, road, road, tree, tree, 255]
+    assert np.array_equal(*written)
+    assert (tmp_path / "images/train/a_1.png").resolve() == (tmp_path / "picture.png").resolve()
+
+
+def test_an_mrf_over_features_of_the_network_teaches_them_from_the_first_step():
+    torch.manual_seed(0)
+    module = guided.Guided(5, guide=3, width=8, stride=8, zoom=1.0)
+    image = torch.rand(2, 3, 35, 50)
+    log_q = module(image)
+    torch.testing.assert_close(log_q.exp().sum(1), torch.ones(2, 35, 50))
+    log_q[:, 1].mean().backward()
+    assert float(module.to_features.weight.grad.abs().max()) > 0
+    assert float(module.mrf.label_contexts.weight.grad.abs().max()) > 0
+    module.eval().alone = True
+    assert not torch.allclose(module(image).log_softmax(1), log_q)
+    again = guided.Guided(**module.config)
+    again.load_state_dict(module.state_dict())
+    again.eval().alone = True
+    assert torch.equal(again(image), module(image))
 
 
 def test_the_report_by_stride_has_gains_with_intervals_and_their_mean(tmp_path):
