@@ -17,15 +17,29 @@ def case(seed, labels=4, size=(2, 5, 7), ignore=255):
     return logits.log_softmax(1).requires_grad_(), target
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # sorted as whole numbers, and as they are
 @pytest.mark.parametrize("seed", range(3))
-def test_lovasz_is_the_equation(seed):
+def test_lovasz_is_the_equation(seed, dtype):
     log_q, target = case(seed)
+    log_q = log_q.detach().to(dtype).requires_grad_()
     seen = target != 255
     p = log_q.exp().movedim(1, 0)[:, seen]
     expected = torch.stack([lovasz_reference(p[v], (target[seen] == v).long()) for v in range(4)]).mean()
     loss = lovasz(log_q, target, 255)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(*[torch.autograd.grad(x, log_q, retain_graph=True)[0] for x in (loss, expected)])
+
+
+def test_whole_numbers_sort_as_the_errors_do():
+    log_q, target = case(0, size=(2, 97, 131))
+    log_q = log_q.detach().float()
+    log_q[0] = log_q[0, :, :1]  # equal errors in every column, among them those of certain pixels
+    log_q[1, :, :9] = torch.tensor([0.0, *[-torch.inf] * 3])[:, None, None]
+    single, double = log_q.requires_grad_(), log_q.detach().double().requires_grad_()
+    losses = [lovasz(x, target, 255) for x in (single, double)]
+    torch.testing.assert_close(losses[0].double(), losses[1])
+    gradients = [torch.autograd.grad(loss, x)[0][1, :, 9:] for loss, x in zip(losses, (single, double), strict=True)]
+    torch.testing.assert_close(gradients[0].double(), gradients[1], atol=1e-7, rtol=1e-4)
 
 
 def test_certain_and_wrong_pixels_cost_the_iou_they_lose():

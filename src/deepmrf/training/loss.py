@@ -45,10 +45,9 @@ def lovasz(log_q: Tensor, target: Tensor, ignore: int) -> Tensor:
     truth = (target == torch.arange(log_q.shape[1], device=target.device)[:, None]).to(p.dtype)  # (L, P)
     # Void pixels get an error of 0, which is sorted last and adds nothing. Removing them would make every step wait
     # until the GPU has counted them.
-    errors, order = ((truth - p).abs() * (target != ignore)).sort(dim=1, descending=True)
-    steps = _steps(truth.gather(1, order))
+    errors = (truth - p).abs() * (target != ignore)
     occurs = (truth.sum(1) > 0).to(p.dtype)
-    return ((errors * steps).sum(1) * occurs).sum() / occurs.sum().clamp_min(1)
+    return ((errors * _weights(errors.detach(), truth)).sum(1) * occurs).sum() / occurs.sum().clamp_min(1)
 
 
 def lovasz_reference(p: Tensor, truth: Tensor) -> Tensor:
@@ -65,13 +64,39 @@ def lovasz_reference(p: Tensor, truth: Tensor) -> Tensor:
     return total
 
 
+def _weights(errors: Tensor, truth: Tensor) -> Tensor:
+    """Return J[i] - J[i-1] of each label at the pixel that is the i-th worst: both (L, P) -> (L, P)."""
+    if errors.device.type != "cpu" or errors.dtype != torch.float32:
+        order = errors.argsort(dim=1, descending=True)
+        return torch.empty_like(errors).scatter_(1, order, _steps(truth.gather(1, order)))
+    weights = torch.zeros_like(errors)
+    for label in truth.any(1).nonzero().flatten().tolist():  # a label at a time stays in the cache
+        order, sorted_truth = _sorted_on_cpu(errors[label], truth[label])
+        weights[label].scatter_(0, order, _steps(sorted_truth))
+    return weights
+
+
+def _sorted_on_cpu(errors: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pixels (P,) of a label from the worst error down, and the truth there.
+
+    NumPy sorts whole numbers some ten times faster than PyTorch sorts numbers and remembers where they were. So each
+    pixel is one: its error, whose bits rise with it since it is not negative, then its index, then its truth.
+    """
+    numbers = errors.view(torch.int32).long() << 32
+    numbers |= torch.arange(len(errors)) << 1
+    numbers |= truth.long()
+    numbers.numpy().sort()
+    numbers = numbers.flip(0)
+    return (numbers & 0xFFFFFFFF) >> 1, (numbers & 1).to(errors.dtype)
+
+
 def _steps(sorted_truth: Tensor) -> Tensor:
-    """Return J[i] - J[i-1] for each label: (L, P) of 0 and 1, worst pixel first -> (L, P)."""
-    hits = sorted_truth.cumsum(1)
-    positives = hits[:, -1:]
-    count = torch.arange(1, sorted_truth.shape[1] + 1, device=sorted_truth.device, dtype=sorted_truth.dtype)
+    """Return J[i] - J[i-1] for each label: (L, P) or (P,) of 0 and 1, worst pixel first -> the same shape."""
+    hits = sorted_truth.cumsum(-1)
+    positives = hits[..., -1:]
+    count = torch.arange(1, hits.shape[-1] + 1, device=hits.device, dtype=hits.dtype)
     lost = 1 - (positives - hits) / (positives + count - hits)
-    return torch.cat([lost[:, :1], lost[:, 1:] - lost[:, :-1]], dim=1)
+    return torch.cat([lost[..., :1], lost[..., 1:] - lost[..., :-1]], dim=-1)
 
 
 def _thinned(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
