@@ -126,7 +126,7 @@ COMMANDS = {
     "explain": "MODEL --out -o --data --split --image --pixel --pairs --network",
     "calibrate": "MODEL --data --split --temperature -t --device --out -o --network",
     "fit": "--predictions --images --masks --out -o --minutes --groups --folds --kernel --gate --no-gate --temperature "
-    "--label-scaling --no-label-scaling "
+    "--label-scaling --no-label-scaling --overwrite "
     "--window --contexts --context-size --crop --batch "
     "--penalty-steps --contexts-steps --labels --seed --device",
     "refine": "MRF --predictions --images --out -o --preset --set --gt-prob --soft-mask --no-soft-mask "

@@ -130,3 +130,16 @@ def test_a_full_disk_is_noticed_first_and_one_that_fills_up_loses_no_table(run, 
     assert "mIoU" in result.output
     assert f"No space left on device: '{scores / 'scores.json'}'" in result.output.splitlines()[-1]
     assert not list(scores.iterdir())
+
+
+def test_so_few_images_come_with_a_warning(run):
+    result = type_in("evaluate", run, "--data", DATA, "--images", 4, "--stages")
+    assert result.exit_code == 0, result.output
+    assert "So few images say nothing certain of others" in result.output
+
+
+def test_a_log_says_how_far_the_work_is(run, monkeypatch):
+    monkeypatch.setattr("deepmrf.cli.console.SECONDS_BETWEEN_LINES", 0)
+    result = type_in("evaluate", run, "--data", DATA, "--images", 4)
+    assert "4 of 4" in result.stderr
+    assert "4 of 4" not in result.stdout

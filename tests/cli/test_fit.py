@@ -45,7 +45,11 @@ def test_the_table_has_every_label_and_fold(options, tmp_path):
         assert re.fullmatch(rf"{title}(\s+100\.00){{4}}\s*", row)
     assert "No gain" in text
     assert f"Wrote {tmp_path / 'mrf'} (nothing)." in text
-    assert f"Replaced {tmp_path / 'mrf'} (nothing)." in type_in("fit", *options, "-o", tmp_path / "mrf", *QUICK)[1]
+    code, text = type_in("fit", *options, "-o", tmp_path / "mrf", *QUICK)
+    assert code == 2
+    assert "holds an MRF already: --overwrite replaces it" in text
+    again = type_in("fit", *options, "-o", tmp_path / "mrf", *QUICK, "--overwrite")
+    assert f"Replaced {tmp_path / 'mrf'} (nothing)." in again[1]
     code, text = type_in("refine", tmp_path / "mrf", *options[:4], "-o", tmp_path / "out")
     assert code == 0, text
     assert "4 refined" in text

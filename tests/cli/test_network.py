@@ -91,7 +91,7 @@ def test_commands_take_the_network(name):
     assert code == 2
     assert len(output.splitlines()) == 1
     assert "saved was saved around a network of your own" in output
-    assert "--network torch.nn.modules.conv:FUNCTION, which imports and runs your code." in output
+    assert "--network MODULE:FUNCTION, which imports and runs your code." in output
     code, output = type_in(f"{line} --network mynet:build")
     assert code == 0, output
     assert Path(path).is_file()

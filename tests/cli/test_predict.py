@@ -196,7 +196,9 @@ def test_nothing_to_do(type_in):
     Path("in").mkdir()
     result = type_in("predict", "in")
     assert result.exit_code == 1
-    assert "in is a folder without images; the folders in it were not searched." in plain(result.output)
+    assert "in is a folder without images; the option recursive also searches the folders in it." in plain(
+        result.output
+    )
     assert "Nothing was segmented: 1 failed." in plain(result.output)
     assert not Path("segmented").exists()
 

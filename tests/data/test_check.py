@@ -1,9 +1,14 @@
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from deepmrf.cli import app
 from deepmrf.data import camvid, check, synthetic
+from deepmrf.data.check import NO_MASKS
+from deepmrf.data.dataset import Dataset
 
 
 def text(report, **options):
@@ -62,3 +67,20 @@ def test_a_dataset_that_cannot_be_opened(tmp_path):
     assert problem.endswith("deepmrf data get camvid")
     assert "nowhere does not exist" in text(report)
     assert "not known; give one of camvid:PATH" in check("cam").problems[0]
+
+
+def test_images_without_any_mask_are_a_problem_but_for_a_test_split():
+    dataset = synthetic((16, 16), count=2)
+    bare = Dataset([replace(item, mask=None) for item in dataset], dataset.labels)
+    report = check(bare)
+    assert NO_MASKS in report.problems
+    assert NO_MASKS in text(report)
+    assert NO_MASKS not in check(bare, "test").problems
+
+
+def test_the_command_checks_train_and_val(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(app, ["data", "check", "synthetic", "24x32"])
+    assert result.exit_code == 0, result.output
+    assert "synthetic:24x32 train" in result.output
+    assert "synthetic:24x32 val" in result.output

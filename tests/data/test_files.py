@@ -83,6 +83,13 @@ def test_unknown_id_is_named(tmp_path, save):
     assert caught.value.kind == "id"
 
 
+def test_a_lossy_mask_is_called_so(tmp_path, save):
+    path = save(tmp_path / "m.webp", [[0, 9, 3]])
+    with pytest.raises(DataError, match=r"its format is lossy, which changes ids; save masks as PNG") as caught:
+        read_mask(path, IDS, None)
+    assert caught.value.kind == "id"
+
+
 def test_colours_go_through_their_table(tmp_path, save):
     colours = {(0, 0, 0): 255, (128, 0, 0): 0, (0, 0, 192): 1}
     painted = np.array([[(0, 0, 192), (128, 0, 0), (0, 0, 0)]])

@@ -131,6 +131,8 @@ def test_outputs_that_are_no_logits_get_advice():
             return {"out": super().forward(x)}
 
     image = torch.rand(1, 3, 8, 9)
+    with pytest.raises(ValueError, match=r"returned scores of 5 labels, but there are 2 \(a, b\): build the network"):
+        DeepParsingNetwork(nn.Conv2d(3, 5, 1), None, ["a", "b"])(torch.rand(1, 3, 4, 4))
     with pytest.raises(ValueError, match=r"Named returned a dict, not logits: pass deepmrf\.unary\.wrap"):
         DeepParsingNetwork(Named(3, 2, 1), None, ["a", "b"])(image)
     with pytest.raises(ValueError, match=r"logits of shape \(1, 2, 4, 4\), where \(1, 2, 8, 9\) is needed"):

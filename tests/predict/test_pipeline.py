@@ -107,7 +107,7 @@ def test_what_is_not_there_is_told(draw, tmp_path):
     sentences = [why for _, why in failed]
     assert "gone.jpg is missing" in sentences[0]
     assert "*.bmp matches nothing" in sentences[1]
-    assert sentences[2] == "a is a folder without images; the folders in it were not searched."
+    assert sentences[2] == "a is a folder without images; the option recursive also searches the folders in it."
 
 
 def test_the_results_are_not_looked_for_among_the_images(draw):

@@ -309,3 +309,7 @@ def test_a_network_to_start_from_may_be_a_run_or_damaged(recipe, tmp_path):
     weights.write_bytes(intact)
     result = type_in(*words)
     assert result.exit_code == 0, result.output
+    text = refused("train", recipe, "-o", tmp_path / "other", "--set", "unary.start=street")
+    assert "unary.start='street': only " in text
+    assert "tensors of the network fit; set unary.options " in text
+    assert "lite=2" in text

@@ -24,6 +24,10 @@ INTERRUPTED = "Interrupted: what is written is complete, and the same command go
 """After Ctrl-C, for commands that begin where they were stopped."""
 SECONDS_BEFORE_BAR = 2.0
 """Shorter work shows no progress bar."""
+NARROW_TERMINAL, NARROW_BAR, WIDE_BAR = 100, 10, 40
+"""In a terminal of so many columns or fewer, bars are short, so that the texts beside them fit."""
+SECONDS_BETWEEN_LINES = 30.0
+"""Without a terminal, so often a line says how far the work is."""
 MAX_FAILURES_SHOWN = 20
 """Files that are named in a list of failures; the rest is counted."""
 
@@ -77,6 +81,8 @@ def warn_of_failures(reasons: Sequence[str], console: Console) -> None:
 class Bars:
     """Progress bars for a `with` block: they appear after two seconds of work, on a terminal, and go at the end.
 
+    Elsewhere, such as in a log, a line on standard error says every half minute how far the work is.
+
     `bars.progress(name)` begins a bar and returns its Progress, so that `bars.progress` itself is a Phases. keep: leave
     the bars on the screen, one below the other; else a new bar replaces the last.
     """
@@ -84,7 +90,7 @@ class Bars:
     def __init__(self, console: Console, keep: bool = False) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            BarColumn(WIDE_BAR if console.width > NARROW_TERMINAL else NARROW_BAR),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False),
@@ -92,7 +98,8 @@ class Bars:
         self.rich = RichProgress(
             *columns, console=console, transient=not keep, disable=not (keep or console.is_terminal)
         )
-        self.keep = keep
+        self.keep, self.on_terminal = keep, console.is_terminal
+        self.time_of_line = time.monotonic()
         self.tasks: dict[str, TaskID] = {}
         self.timer = threading.Timer(SECONDS_BEFORE_BAR, self.rich.start)
 
@@ -113,6 +120,10 @@ class Bars:
                 self.rich.update(task, visible=False)
             self.tasks[name] = self.rich.add_task(plain(name), total=total, note=note)
         self.rich.update(self.tasks[name], completed=done, total=total, note=note)
+        if not self.on_terminal and time.monotonic() - self.time_of_line > SECONDS_BETWEEN_LINES:
+            self.time_of_line = time.monotonic()
+            so_far = f"{done} of {total}" if total else str(done)
+            typer.echo(plain(f"{name}: {so_far} {note}".rstrip()), err=True)
 
     def progress(self, name: str, unit: str = "") -> Progress:
         """The Progress of a bar; with a unit, such as "frames", it also shows how many are done in a second."""

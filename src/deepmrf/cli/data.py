@@ -99,15 +99,17 @@ def _is_there(name: str, data: Path) -> bool:
 def check(
     name: Annotated[str, typer.Argument(help="camvid, voc, animals, cityscapes, coco or folder.")],
     path: Annotated[str, typer.Argument(help="Where it lies.")],
-    split: Annotated[str, typer.Option(help="Which part of it.")] = "train",
+    split: Annotated[str | None, typer.Option(help="Which part of it.", show_default="train, then val")] = None,
 ) -> None:
     """Validate a data set."""
     process.prepare(torch=False)
     from deepmrf.data.check import check as inspect
 
-    console = Console()
-    with sentences(), Bars(console) as bars:
-        report = inspect(f"{name}:{path}", split, bars.progress("checking"))
-    console.print(report.table())
-    if not report.ok:
+    console, correct = Console(), True
+    for part in ("train", "val") if split is None else (split,):
+        with sentences(), Bars(console) as bars:
+            report = inspect(f"{name}:{path}", part, bars.progress(f"checking {part}"))
+        console.print(report.table())
+        correct = correct and report.ok
+    if not correct:
         raise typer.Exit(1)

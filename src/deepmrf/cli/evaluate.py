@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from deepmrf.evaluation.metrics import Scores
     from deepmrf.evaluation.videos import VideoScores
 
+FEW_IMAGES = 10
+"""Of fewer images, or stretches of frames, a sentence says that the interval is not to be trusted."""
+
 EVALUATE_HELP = """Measure a model on labelled images: mIoU, pixel accuracy, and the paper's TA, LA and BA.
 
 Several models are averaged. Prints a table; with --out writes scores.json and scores.csv.
@@ -167,6 +170,8 @@ def _print_gain(gain: Gain, console: Console) -> None:
     interval = f"95 % interval {low} to {high}" if low != "-" else "too few images for an interval"
     changed = f"{count(gain.better, 'image')} of {gain.images} better, {gain.worse} worse"
     say(f"The MRF adds {value} to mIoU, {interval}: {changed}.", console)
+    if gain.stretches < FEW_IMAGES and low != "-":
+        say("So few images say nothing certain of others: the interval is of images just like these.", console)
     if gain.stretch_frames > 1:
         drawn = f"{gain.stretches} times up to {gain.stretch_frames} consecutive frames"
         say(f"Neighbouring frames are alike: a sample is {drawn}, not single images.", console)

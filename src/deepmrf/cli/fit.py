@@ -17,7 +17,7 @@ IMAGE_DEFAULTS |= {"penalty_steps": 60}
 VOLUME_DEFAULTS = IMAGE_DEFAULTS | {"window": 5, "context_size": 3, "crop": 48, "batch": 2, "penalty_steps": 40}
 """The defaults of FitSettings, repeated so that --help need not import PyTorch; a test holds them equal."""
 
-FOLDERS = ("predictions", "images", "masks", "out")
+NO_SETTINGS = ("predictions", "images", "masks", "out", "overwrite")
 """The parameters of the command that are folders; the others have the names of the fields of FitSettings."""
 
 FIT_HELP = """Learn an MRF for predictions that a network has saved, and say by cross-validation what it gains.
@@ -111,9 +111,10 @@ def fit_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of folds, crops and starting values.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the MRF that the folder holds.")] = False,
 ) -> None:
     """Learn an MRF for saved predictions."""
-    options = {name: value for name, value in locals().items() if name not in FOLDERS and value is not None}
+    options = {name: value for name, value in locals().items() if name not in NO_SETTINGS and value is not None}
     process.prepare()
     console = Console()
     with sentences():
@@ -121,7 +122,8 @@ def fit_command(
         from deepmrf.refine.report import check_fit_folder
 
         settings = replace(default_settings(images), **options)
-        check_fit_folder(out)  # before minutes are spent
+        if check_fit_folder(out) and not overwrite:  # before minutes are spent
+            fail(f"{out} holds an MRF already: --overwrite replaces it, or choose another folder.")
         try:
             with Bars(console) as bars:
                 report = fit(predictions, images, masks, settings, bars.progress)
@@ -138,7 +140,6 @@ def fit_command(
     headings, rows = report.table()
     console.print(table(headings, [(title, *[percent(value) for value in values]) for title, values in rows]))
     say(report.verdict, console)
-    existed = out.exists()
     kept = report.stage if report.stage == "nothing" else f"{report.stage}, the simplest stage that no other beats"
     with sentences():
-        say(f"{'Replaced' if existed else 'Wrote'} {report.save(out)} ({kept}).", console)
+        say(f"{'Replaced' if overwrite else 'Wrote'} {report.save(out)} ({kept}).", console)

@@ -65,9 +65,11 @@ def own_code(network: str | None) -> Iterator[None]:
             raise
         code = error.code or "MODULE"
         name = code if ":" in code else f"{code.rpartition('.')[0] or 'MODULE'}:FUNCTION"
+        if name.startswith(("__main__", "torch.")):  # no module of the user's that can be imported
+            name = "MODULE:FUNCTION"
         raise ValueError(
             f"{error.folder} was saved around a network of your own ({code}): name a function without arguments that "
-            f"builds it, --network {name.replace('__main__', 'MODULE')}, which imports and runs your code."
+            f"builds it, --network {name}, which imports and runs your code."
         ) from None
     finally:
         if added and folder in sys.path:

@@ -17,6 +17,8 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.data.opening import open_data
 from deepmrf.data.progress import Progress, no_progress
 
+NO_MASKS = "None of the images has a mask: there is nothing to learn from or to measure by."
+
 
 @dataclass
 class DataReport:
@@ -43,12 +45,15 @@ class DataReport:
     wrong_ids: list[tuple[Path, str]] = field(default_factory=list)
     unopened: str = ""
     """Why the dataset could not be opened at all."""
+    needs_masks: bool = True
+    """Whether it is wrong that no image has a mask, as it is for all splits but "test"."""
 
     @property
     def problems(self) -> list[str]:
         """Everything wrong, a sentence each."""
         return [
             *([self.unopened] if self.unopened else []),
+            *([NO_MASKS] if self.needs_masks and self.images and not self.labelled else []),
             *(f"{path} is missing." for path in self.missing),
             *(f"The mask {path} has no image." for path in self.unpaired),
             *(sentence for _, sentence in self.unreadable + self.wrong_sizes + self.wrong_ids),
@@ -109,6 +114,7 @@ def check(dataset: Dataset | str, split: str = "train", progress: Progress = no_
         sequences=len({item.sequence for item in dataset if item.sequence}),
         missing=dataset.missing(),
         unpaired=list(dataset.unpaired),
+        needs_masks=split != "test",
     )
     counts, missing = np.zeros(256, dtype=np.int64), set(report.missing)
     for done, item in enumerate(dataset, start=1):

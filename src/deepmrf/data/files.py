@@ -25,6 +25,8 @@ VOID = 255
 """The id of void in every mask that this package returns."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".gif")
 """File name endings of images, in lower case."""
+LOSSY = (".jpg", ".jpeg", ".webp")
+"""Endings of formats that change label ids."""
 CITYSCAPES_OBJECTS = 1000
 """Cityscapes numbers objects as class id * 1000 + number."""
 ORIENTATION = 0x0112
@@ -286,6 +288,13 @@ def map_ids(ids: Bytes, lookup: NDArray[np.int16], path: Path, labels_json: Path
     if mapped.size and mapped.min() < 0:
         wrong = sorted(set(ids[mapped < 0].tolist()))
         known = _ranges(np.flatnonzero(lookup >= 0).tolist())
+        if path.suffix.lower() in LOSSY:
+            raise DataError(
+                f"{path} holds the id {shortened(wrong)}, but the ids here are {known}: its format is lossy, which "
+                "changes ids; save masks as PNG.",
+                path,
+                "id",
+            )
         remedy = "correct the mask" if labels_json is None else _describe_ids(wrong, lookup, labels_json)
         raise DataError(f"{path} holds the id {shortened(wrong)}, but the ids here are {known}; {remedy}.", path, "id")
     return mapped.astype(np.uint8)

@@ -26,14 +26,13 @@ from PIL import Image
 
 from deepmrf.data.colours import Colour
 from deepmrf.data.dataset import SPLITS, Dataset, Item, lookup_table, need_folder, need_items
-from deepmrf.data.files import SUFFIXES, VOID, DataError, images_in, read_list, read_mask
+from deepmrf.data.files import LOSSY, SUFFIXES, VOID, DataError, images_in, read_list, read_mask
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.writing import write_text
 
 LABELS_FILE, KEYS = "labels.json", ("names", "colours", "ids", "ignore")
 """The file that describes labels, and its keys."""
-_LOSSY = (".jpg", ".jpeg", ".webp")
 
 
 def folder(root: str | os.PathLike[str], split: str | None = None) -> Dataset:
@@ -107,7 +106,7 @@ def _masks(folder: Path) -> dict[str, Path]:
     masks: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
-            if path.suffix.lower() in _LOSSY:
+            if path.suffix.lower() in LOSSY:
                 raise DataError(f"The mask {path} is in a lossy format; save masks as PNG.", path, "unreadable")
             masks[path.relative_to(folder).with_suffix("").as_posix()] = path
     return masks

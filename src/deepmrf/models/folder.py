@@ -214,12 +214,14 @@ def _hub_has_an_address() -> bool:
         return False
 
 
-def check_mrf_folder(folder: Path) -> None:
-    """Raise a ValueError where `write_mrf` would write over something else than an MRF."""
-    if _mrf_config(folder) is None:
-        for name in (CONFIG, WEIGHTS):
-            if os.path.lexists(saved_path(folder, name)):
-                raise ValueError(f"{folder} holds a {name} that deepmrf fit did not write; choose another folder.")
+def check_mrf_folder(folder: Path) -> bool:
+    """Return whether a folder holds an MRF; raise a ValueError where `write_mrf` would write over something else."""
+    if _mrf_config(folder) is not None:
+        return True
+    for name in (CONFIG, WEIGHTS):
+        if os.path.lexists(saved_path(folder, name)):
+            raise ValueError(f"{folder} holds a {name} that deepmrf fit did not write; choose another folder.")
+    return False
 
 
 def write_mrf(folder: Path, mean_field: MeanField, config: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from huggingface_hub import ModelHubMixin, hf_hub_download
 from torch import Tensor, nn
 
 from deepmrf import unary as unaries
+from deepmrf.data.files import shortened
 from deepmrf.data.labels import LabelSet
 from deepmrf.flow import Flow
 from deepmrf.flow.clip import fold, unfold
@@ -148,6 +149,11 @@ class DeepParsingNetwork(
             )
         expected = (image.shape[0], len(self.labels), *image.shape[2:])
         if not torch.compiler.is_compiling() and tuple(logits.shape) != expected:  # no guards in exported programs
+            if logits.dim() == len(expected) and logits.shape[1] != expected[1]:
+                raise ValueError(
+                    f"{type(self.unary).__name__} returned scores of {logits.shape[1]} labels, but there are "
+                    f"{expected[1]} ({shortened(self.labels.names)}): build the network for {expected[1]}."
+                )
             raise ValueError(
                 f"{type(self.unary).__name__} returned logits of shape {tuple(logits.shape)}, where {expected} is "
                 "needed: pass deepmrf.unary.wrap(network, labels), which brings them to the image's size."
@@ -262,7 +268,8 @@ class MissingNetworkError(ValueError):
         self.folder, self.code = folder, code
         remedy = f'pass network="{code}", which imports and runs that code'
         if code is None or ":" not in code:
-            again = "that network again, network=..." if code is None else f"network={code}(...)"
+            unknown = code is None or code.startswith("torch.")  # nn.Sequential tells nothing
+            again = "that network again, network=..." if unknown else f"network={code}(...)"
             remedy = f'pass {again}, or "package.module:function", which builds it'
         super().__init__(f"{folder} was saved around a network of your own: {remedy}.")
 

@@ -101,7 +101,7 @@ def find_images(
                     results.append(path)  # a pattern that also matches the output folder
                     continue
                 if not images:
-                    deeper = "" if recursive else "; the folders in it were not searched"
+                    deeper = "" if recursive else "; the option recursive also searches the folders in it"
                     failed.append((path, f"{path} is a folder without images{deeper}."))
                 roots.add(os.path.abspath(path))
             elif is_result(path):

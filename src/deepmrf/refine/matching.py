@@ -95,8 +95,10 @@ def match_files(
     notes = [f"{len(stems)} {text}: {shortened(stems)}." for text, stems in missing.items() if stems]
     if not matched:
         reasons = " ".join(notes) or f"There are no images in {images}."
-        needed = "an image, a prediction" + (" and a mask" if masks is not None else "")
-        raise FileNotFoundError(f"No name has {needed} in {predictions} and {images}; give them equal names. {reasons}")
+        needed, folders = "an image and a prediction", f"{predictions} and {images}"
+        if masks is not None:
+            needed, folders = "an image, a prediction and a mask", f"{predictions}, {images} and {masks}"
+        raise FileNotFoundError(f"No name has {needed} in {folders}; give them equal names. {reasons}")
     if dims == 3 and _have_reversed_axes(matched):
         matched = [
             replace(files, prediction=replace(files.prediction, reversed_axes=_is_array(files))) for files in matched

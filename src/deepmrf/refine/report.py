@@ -185,7 +185,10 @@ class FitReport:
         return Path(folder)
 
 
-def check_fit_folder(folder: Folder) -> None:
-    """Raise an error where `FitReport.save` cannot write, or would write over something else than an MRF."""
-    check_mrf_folder(Path(folder))
+def check_fit_folder(folder: Folder) -> bool:
+    """Return whether a folder holds an MRF that `FitReport.save` would replace.
+
+    Raise an error where it cannot write, or would write over something else.
+    """
     check_folder(Path(folder), "the MRF")
+    return check_mrf_folder(Path(folder))

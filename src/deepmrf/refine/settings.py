@@ -97,7 +97,9 @@ class FitSettings:
         if self.temperature is not None:
             check_temperature(self.temperature)
         if self.kernel not in (None, *KERNELS):
-            raise ValueError(f"kernel={self.kernel!r} is not for images of any size: choose 'gaussian' or 'distance'.")
+            known = self.kernel in ("global", "learned")
+            problem = "does not learn from crops" if known else "is unknown"
+            raise ValueError(f"kernel={self.kernel!r} {problem}: choose 'gaussian' or 'distance'.")
 
     def kernels(self) -> list[Choice]:
         """The kernels to try; without a gate, at temperature 1 and with label scaling where these are left open."""

@@ -176,7 +176,7 @@ class Run:
             raise FloatingPointError(f"The loss of stage {stage.name} is NaN again at step {step}: lower its rate.")
         if self.tensorboard is not None:
             self.tensorboard.add_scalar(f"{stage.name}/loss", value, step)
-        numbers = {"loss": value, "mIoU": self.best_miou, "steps/s": steps_per_second}
+        numbers = {"loss": value, "mIoU": 100 * self.best_miou, "steps/s": steps_per_second}
         self.train_progress(stage.name, step + 1, stage.steps, numbers)
 
     def evaluate(self, name: str, alone: bool = False) -> dict[str, Any]:

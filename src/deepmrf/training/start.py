@@ -14,8 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from deepmrf.data import open_data
 from deepmrf.data.dataset import Dataset
+from deepmrf.data.files import shortened
 from deepmrf.data.weights import WEIGHTS
 from deepmrf.data.writing import check_folder
 from deepmrf.layers import MeanField
@@ -29,6 +32,8 @@ from deepmrf.unary.own import OwnNetwork, code_name, own_network
 
 STATE_FILE, METRICS_FILE, RECIPE_FILE = "state.safetensors", "metrics.json", "recipe.json"
 """Files of a run's folder."""
+MIN_SHARE_FROM_START = 0.5
+"""The share of a network's numbers that unary.start must give."""
 
 
 def check_run_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
@@ -157,12 +162,29 @@ def _new_model(
         _check_trained("unary.start", unary.start)
         own = copy.deepcopy(network)
         start = from_folder(folder, own) if folder.is_dir() else open_model(unary.start, own)
-        shapes = {name: value.shape for name, value in model.unary.state_dict().items()}
-        fitting = {name: value for name, value in start.unary.state_dict().items() if shapes.get(name) == value.shape}
-        missing = model.unary.load_state_dict(fitting, strict=False).missing_keys
-        message(f"Network from {unary.start}; at random: {', '.join(missing) or 'nothing'}.")
+        message(_start_network(model.unary, start.unary, unary.start))
         model.card.recipe = start.card.recipe
     return model
+
+
+def _start_network(network: nn.Module, start: nn.Module, name: str) -> str:
+    """Give the network those weights of another that fit; return a sentence on the others.
+
+    Raise a RecipeError where few fit: a network that is mostly random is not what the recipe asks for.
+    """
+    own, given = network.state_dict(), start.state_dict()
+    fitting = {key: value for key, value in given.items() if key in own and own[key].shape == value.shape}
+    missing = [key for key in own if key not in fitting]
+    if sum(own[key].numel() for key in fitting) < MIN_SHARE_FROM_START * sum(value.numel() for value in own.values()):
+        options, wanted = (dict(getattr(part, "config", {})) for part in (network, start))
+        differ = [f"{key}={value!r}" for key, value in wanted.items() if key != "labels" and options.get(key) != value]
+        same = type(network) is type(start) and differ
+        remedy = f"set unary.options {', '.join(differ)}" if same else "start from a model of the same network"
+        raise RecipeError(
+            f"unary.start={name!r}: only {len(fitting)} of {len(own)} tensors of the network fit; {remedy}."
+        )
+    network.load_state_dict(fitting, strict=False)
+    return f"Network from {name}; at random: {shortened(missing) or 'nothing'}."
 
 
 def _check_settings(unary: UnaryRecipe, mrf: Mapping[str, Any] | None, network: OwnNetwork | None) -> None:
