@@ -1,8 +1,8 @@
-"""Write CamVid and Cityscapes as one data set of CamVid's 11 labels: what the recipe `camvid-mixed` learns from.
+"""Write CamVid and Cityscapes as one data set of CamVid's 11 labels, for the recipe benchmarks/camvid-mixed.toml.
 
     python benchmarks/mix_streets.py camvid:PATH cityscapes:PATH -o data/streets
     python benchmarks/relabel.py
-    deepmrf train camvid-mixed
+    deepmrf train benchmarks/camvid-mixed.toml
 
 CamVid has 367 images of three drives, Cityscapes 2,975 of 18 cities, so that each image of CamVid counts several times.
 Labels of Cityscapes become those of CamVid (links.py); lines of wrong labels, which averaging has left in small masks,

@@ -1,7 +1,7 @@
-"""Give the network of `street` the 11 labels of CamVid: where the recipe `camvid-mixed` starts.
+"""Give the network of `street` the 11 labels of CamVid: where the recipe benchmarks/camvid-mixed.toml starts.
 
     python benchmarks/relabel.py -o runs/relabelled/model
-    deepmrf train camvid-mixed
+    deepmrf train benchmarks/camvid-mixed.toml
 
 A last layer at random spoils, in its first steps, what the layers before it know of Cityscapes. So each label of CamVid
 gets the weights of the label that is most like it; all other weights stay as they are.
@@ -46,7 +46,7 @@ def main() -> None:
     relabel(open_model("street"), model)
     model.card = Card({}, {})
     write_model(model, given.out)
-    print(f"Wrote {given.out}; train it: deepmrf train camvid-mixed")
+    print(f"Wrote {given.out}; train it: deepmrf train benchmarks/camvid-mixed.toml")
 
 
 if __name__ == "__main__":

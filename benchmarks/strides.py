@@ -1,13 +1,11 @@
 """What an MRF is worth by the stride at which the network's decoder ends: Cityscapes, a network per stride and seed.
 
-    python benchmarks/strides.py network mrf guided --data cityscapes:PATH --imagenet FILE --stride 4 8 --seed 0 1 2
+    python benchmarks/strides.py network mrf joint --data cityscapes:PATH --imagenet FILE --stride 4 8 --seed 0 1 2
     python benchmarks/strides.py report
 
     network   the recipe `street` with one stage, without zoom, at this stride
     mrf       MRFs behind that network, which stays as it is, learned on the images that the recipe holds out
     joint     network and MRF together from the start, for as many steps on the same images as the network alone
-    guided    the same with a Gaussian kernel over colours and features of the network (guided.py)
-    colours   the same over colours alone
     report    all rows with their gains over the network, as Markdown
 
 Scores are of val. Gains come with 95 % intervals over its images. A row that is in the JSON file is not computed again.
@@ -24,13 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from guided import Guided
 from held_out import Outputs
-from safetensors.torch import load_file
 from torch import Tensor
 
 from deepmrf.data import open_data
-from deepmrf.data.files import VOID
 from deepmrf.data.writing import write_text
 from deepmrf.evaluation.evaluate import evaluate_parts
 from deepmrf.evaluation.intervals import ImageConfusions
@@ -40,7 +35,7 @@ from deepmrf.predict.scales import Model, predictor
 from deepmrf.refine.learn import Learner
 from deepmrf.refine.settings import Choice, FitSettings
 from deepmrf.training.loop import train
-from deepmrf.training.mean_field import calibrated_temperature, learn_scaling
+from deepmrf.training.mean_field import calibrated_temperature
 from deepmrf.training.recipe import Recipe, read_recipe
 from deepmrf.training.samples import hold_out
 
@@ -110,69 +105,8 @@ class Run:
         }
         self._score({name: predictor(part) for name, part in parts.items()}, {})
 
-    def guided(self) -> None:
-        """Network and an MRF over its features from the start."""
-        self._one_module("guided", 5)
-
-    def colours(self) -> None:
-        """Network and an MRF over colours from the start."""
-        self._one_module("colours", 0)
-
-    def _one_module(self, name: str, guide: int) -> None:
-        if name in self.rows:
-            return
-        recipe = replace(self._recipe(), mean_field={})
-        val = open_data(self.arguments.data, "val")
-
-        def build() -> Guided:
-            module = Guided(len(val.labels), guide=guide, seed=self.seed, **recipe.unary.options)
-            if recipe.unary.imagenet:
-                module.load_imagenet(recipe.unary.imagenet)
-            return module
-
-        folder, module = self.folder / name, build()
-        if not (folder / "model").is_dir():
-            train(recipe, folder, network=build, **self._shown(name))
-        state = load_file(folder / "model/model.safetensors")
-        module.load_state_dict({key.removeprefix("unary."): value for key, value in state.items()})
-        model = DeepParsingNetwork(module.to(self.device).eval(), None, val.labels)
-        held_out = hold_out(open_data(self.arguments.data, "train"), recipe.data.held_out)[1]
-        outputs = Outputs(model, held_out, self.device).examples
-        scaled = MeanField(len(val.labels), contexts=0, label_scaling=True).to(self.device)
-        learn_scaling(scaled, ((example.log_p, example.mask) for example in outputs), len(outputs), VOID)
-
-        @torch.inference_mode()
-        def alone(image: Tensor) -> Tensor:
-            module.alone = True
-            log_p = model.log_unary(image)
-            module.alone = False
-            return log_p
-
-        def with_scaling(image: Tensor) -> Tensor:
-            return scaled.tempered(model.log_unary(image)).log_softmax(1)
-
-        parts = {
-            NETWORK: predictor(self.network().to(self.device).eval().log_unary),
-            name: predictor(model.log_unary),
-            f"{name}, its network alone": alone,
-            f"{name}, label scaling": torch.inference_mode()(with_scaling),
-        }
-        widths = module.mrf.triple_penalty.widths().tolist()
-        self._score(parts, {"colour_width": widths[0], "position_width": widths[1]})
-
     def _shown(self, name: str) -> dict[str, Any]:
-        """What prints the messages and the progress of a training."""
-        printed = [time.time()]
-
-        def message(sentence: str) -> None:
-            print(f"stride {self.stride}  seed {self.seed}  {name}: {sentence}", flush=True)
-
-        def progress(stage: str, done: int, total: int, numbers: Mapping[str, float]) -> None:
-            if time.time() - printed[0] > SECONDS_BETWEEN_LINES:
-                printed[0] = time.time()
-                message(f"{stage}, {done} of {total}, {numbers.get('steps/s', 0):.1f} steps a second")
-
-        return {"message": message, "progress": progress}
+        return printed(f"stride {self.stride}  seed {self.seed}  {name}")
 
     def _recipe(self) -> Recipe:
         recipe = read_recipe(
@@ -234,6 +168,21 @@ class Run:
         print(f"scored in {time.time() - started:.0f} s", flush=True)
 
 
+def printed(title: str) -> dict[str, Any]:
+    """What prints the messages and the progress of a training, each line with a title."""
+    times = [time.time()]
+
+    def message(sentence: str) -> None:
+        print(f"{title}: {sentence}", flush=True)
+
+    def progress(stage: str, done: int, total: int, numbers: Mapping[str, float]) -> None:
+        if time.time() - times[0] > SECONDS_BETWEEN_LINES:
+            times[0] = time.time()
+            message(f"{stage}, {done} of {total}, {numbers.get('steps/s', 0):.2f} steps a second")
+
+    return {"message": message, "progress": progress}
+
+
 def row(name: str, values: Mapping[str, Any]) -> str:
     """A row as text: mIoU, and the gain with its interval."""
     text = f"{name:60}  {100 * values['miou']:6.2f}"
@@ -266,7 +215,7 @@ def report(folder: Path) -> str:
 def main() -> None:
     """Train, learn and score."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=["network", "mrf", "joint", "guided", "colours", "report"])
+    parser.add_argument("parts", nargs="+", choices=["network", "mrf", "joint", "report"])
     parser.add_argument("--data", help="as for deepmrf train: cityscapes:PATH")
     parser.add_argument("--imagenet", default="", help="ImageNet weights of EfficientNet-Lite2")
     parser.add_argument("--stride", type=int, nargs="+", default=[4, 8])

@@ -1,7 +1,7 @@
 """What a network of CamVid's labels is worth on a drive that it never saw, and what an MRF adds there.
 
     python benchmarks/mix_streets.py camvid:PATH cityscapes:PATH --held-out 0 --without 0001TP -o data/streets-without
-    deepmrf train camvid-mixed -o runs/mixed --set data.train=folder:data/streets-without
+    deepmrf train benchmarks/camvid-mixed.toml -o runs/mixed --set data.train=folder:data/streets-without
     python benchmarks/unseen_drive.py street runs/mixed/model --camvid camvid:PATH --cityscapes cityscapes:PATH --mrf
 
 A row is a network: its mIoU on the unseen drive (with --drive "": the share of CamVid that --held-out leaves out), on

@@ -122,7 +122,7 @@ COMMANDS = {
     "models": "NAME --time --device --json",
     "train": "RECIPE --out -o --set --resume --list --network",
     "evaluate": "MODELS --data --split --images --scales --flip --stages --objects --video --device --pictures --out "
-    "-o --submission --network",
+    "-o --submission --network --masks --labels",
     "explain": "MODEL --out -o --data --split --image --pixel --pairs --network",
     "calibrate": "MODEL --data --split --temperature -t --device --out -o --network",
     "fit": "--predictions --images --masks --out -o --minutes --groups --folds --kernel --gate --no-gate --temperature "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import average
-import guided
+import coarser
 import held_out
 import mix_streets
 import relabel
@@ -86,21 +88,16 @@ def test_images_of_two_sets_get_the_labels_of_the_first(tmp_path):
     assert (tmp_path / "images/train/a_1.png").resolve() == (tmp_path / "picture.png").resolve()
 
 
-def test_an_mrf_over_features_of_the_network_teaches_them_from_the_first_step():
-    torch.manual_seed(0)
-    module = guided.Guided(5, guide=3, width=8, stride=8, zoom=1.0)
-    image = torch.rand(2, 3, 35, 50)
-    log_q = module(image)
-    torch.testing.assert_close(log_q.exp().sum(1), torch.ones(2, 35, 50))
-    log_q[:, 1].mean().backward()
-    assert float(module.to_features.weight.grad.abs().max()) > 0
-    assert float(module.mrf.label_contexts.weight.grad.abs().max()) > 0
-    module.eval().alone = True
-    assert not torch.allclose(module(image).log_softmax(1), log_q)
-    again = guided.Guided(**module.config)
-    again.load_state_dict(module.state_dict())
-    again.eval().alone = True
-    assert torch.equal(again(image), module(image))
+def test_network_and_mrf_learn_together_as_long_as_the_network_alone():
+    given = argparse.Namespace(
+        data="cityscapes:PATH", start="street", steps=7, batch=2, rate=1e-3, mrf_rate=1e-2, lovasz=0.5, crop=[32, 64],
+        iterations=1,
+    )  # fmt: skip
+    alone, joint = (coarser.recipe_for(given, 8, 3, with_mrf) for with_mrf in (False, True))
+    assert alone.stage[0].learn == ("unary",)
+    assert joint.stage[0].learn == ("unary", "triple_penalty", "label_contexts")
+    assert alone == replace(joint, mean_field={}, stage=(replace(joint.stage[0], learn=("unary",)),))
+    assert (alone.seed, alone.stage[0].steps, alone.unary.options["stride"]) == (3, 7, 8)
 
 
 def test_the_report_by_stride_has_gains_with_intervals_and_their_mean(tmp_path):

@@ -264,7 +264,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, cal
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--set", "stage.unary.stepps=3"], "stage[0].stepps"),
+        (["--set", "stage.unary.stepps=3"], "stage.unary.stepps"),
         (["--set", "stage.nowhere.steps=3"], "no stage 'nowhere'"),
         (["--set", "seed=later"], "seed must be of type int"),
         (["--set", "unary.network=vgg99"], "vgg99"),

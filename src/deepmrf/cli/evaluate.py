@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from deepmrf.cli import process
-from deepmrf.cli.console import Bars, count, percent, say, sentences, split_scales, table
+from deepmrf.cli.console import Bars, count, fail, percent, say, sentences, split_scales, table, warn
 from deepmrf.cli.options import DeviceOption, FlipOption, NetworkOption, ScalesOption, own_code
 
 if TYPE_CHECKING:
@@ -45,14 +45,23 @@ maps for the server of Cityscapes or VOC, instead of scores
 
 [cyan]deepmrf evaluate runs/fast/model runs/3d/model --data camvid:data/camvid --video[/cyan]: frames in their order,
 with temporal consistency; every model by itself, and models of clips with linked frames and without
+
+[cyan]deepmrf evaluate predictions refined --masks M[/cyan]: saved predictions instead of models, and what the second
+folder adds to the first
 """
 
 
 def evaluate_command(
     models: Annotated[
-        list[str], typer.Argument(help="Trained models: folders, or names such as street; several are averaged.")
+        list[str],
+        typer.Argument(
+            help="Trained models: folders, or names such as street; several are averaged. "
+            "With --masks, folders of saved predictions."
+        ),
     ],
-    data: Annotated[str, typer.Option(help="The data, such as camvid:PATH, voc:PATH or folder:PATH.")],
+    data: Annotated[
+        str | None, typer.Option(help="The data, such as camvid:PATH, voc:PATH or folder:PATH.", show_default="needed")
+    ] = None,
     split: Annotated[str, typer.Option(help="Which part of it.")] = "val",
     image_count: Annotated[
         int | None,
@@ -80,10 +89,21 @@ def evaluate_command(
         typer.Option(help="Folder for label maps as the servers of Cityscapes and VOC take them, instead of scores."),
     ] = None,
     network: NetworkOption = None,
+    masks: Annotated[Path | None, typer.Option(help="Folder of true masks, to score saved predictions.")] = None,
+    labels: Annotated[
+        int | None, typer.Option(help="With --masks: how many labels, where neither labels.json nor predictions tell.")
+    ] = None,
 ) -> None:
     """Measure a model on labelled images."""
     models, factors = split_scales(models, scales or [])
     process.prepare()
+    if masks is not None:
+        if data or image_count or scales or flip or stages or objects or video or pictures or submission or network:
+            fail("--masks scores saved predictions: beside it, give --labels and --out alone.")
+        _score_predictions(models, masks, labels, out)
+        return
+    if data is None or labels is not None:
+        fail("Models are measured on --data, such as camvid:PATH; folders of predictions on --masks (and --labels).")
     console, title = Console(), f"{data}, {split}"
     facts: dict[str, Any] = {"data": data, "split": split, "models": models}
     with sentences(RuntimeError), own_code(network):
@@ -150,6 +170,30 @@ def evaluate_command(
         say(f"Wrote {written[0]} and {written[1]}", console)
 
 
+def _score_predictions(folders: list[str], masks: Path, labels: int | None, out: Path | None) -> None:
+    """For --masks: print, and write if asked, the scores of saved predictions."""
+    console = Console()
+    with sentences():
+        from deepmrf.data.writing import check_folder
+        from deepmrf.evaluation.models import write_scores
+        from deepmrf.refine.score import score
+
+        if out is not None:
+            check_folder(out, "the scores")
+        with Bars(console) as bars:
+            report = score(folders, masks, labels, bars.progress)
+    warn(report.notes, console)
+    _print_images(report.scores, str(masks), console)
+    facts: dict[str, Any] = {"predictions": folders, "masks": str(masks)}
+    if report.gain is not None:
+        _print_gain(report.gain, console, folders[1])
+        facts["gain"] = report.gain.to_dict()
+    if out is not None:
+        with sentences():
+            written = write_scores(out, facts, report.scores)
+        say(f"Wrote {written[0]} and {written[1]}", console)
+
+
 def _print_images(scores: dict[str, Scores], title: str, console: Console) -> None:
     headings = ("class", "IoU", "accuracy", "TA", "LA", "BA")
     for name, score in scores.items():
@@ -162,14 +206,14 @@ def _print_images(scores: dict[str, Scores], title: str, console: Console) -> No
             console.print(f"LA by objects {percent(score.la_objects)}: {listed}")
 
 
-def _print_gain(gain: Gain, console: Console) -> None:
+def _print_gain(gain: Gain, console: Console, subject: str = "The MRF") -> None:
     rows = [(name, *_signed(interval)) for name, interval in zip(gain.names, gain.iou_per_class, strict=True)]
     rows += [("mIoU", *_signed(gain.miou)), ("pixel accuracy", *_signed(gain.pixel_accuracy))]
-    console.print(table(("IoU", "gain", "low", "high"), rows, "the MRF's gain"))
+    console.print(table(("IoU", "gain", "low", "high"), rows, f"{subject}: gain"))
     value, low, high = _signed(gain.miou)
     interval = f"95 % interval {low} to {high}" if low != "-" else "too few images for an interval"
     changed = f"{count(gain.better, 'image')} of {gain.images} better, {gain.worse} worse"
-    say(f"The MRF adds {value} to mIoU, {interval}: {changed}.", console)
+    say(f"{subject} adds {value} to mIoU, {interval}: {changed}.", console)
     if gain.stretches < FEW_IMAGES and low != "-":
         say("So few images say nothing certain of others: the interval is of images just like these.", console)
     if gain.stretch_frames > 1:

@@ -24,7 +24,8 @@ def open_data(spec: str, split: str) -> Dataset:
     """
     kind, _, path = spec.partition(":")
     if not path or kind not in (*_KINDS, "folder", "synthetic"):
-        raise ValueError(f"The dataset {spec!r} is not known; give one of {_SPECS}.")
+        guess = f", such as folder:{spec}" if Path(spec).is_dir() else ""
+        raise ValueError(f"The dataset {spec!r} is not known; give one of {_SPECS}{guess}.")
     if kind == "synthetic":
         return _open_synthetic(path, split)
     if kind == "folder":

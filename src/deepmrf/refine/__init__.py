@@ -5,6 +5,7 @@ folds         images that are held out together
 search        choose kernel, gate, label scaling and steps within a budget of minutes
 learn         stages 2 and 3 on random crops of examples
 tally         the scores of label maps
+score         folders of predictions against masks
 settings      how large the MRF is, and how it is learned
 report        the MRF and its scores; saving them
 opening       the MRF to refine with: a saved one, or a preset, which is a dense CRF by name

@@ -334,7 +334,9 @@ def _converted(kind: Any, value: Any, key: str) -> Any:
         if not isinstance(value, list | tuple):
             raise RecipeError(f"{key} must be a list, but is {value!r}.")
         if arguments[-1] is Ellipsis:
-            return tuple(_converted(arguments[0], entry, f"{key}[{index}]") for index, entry in enumerate(value))
+            names = [entry.get("name") if isinstance(entry, dict) else None for entry in value]
+            keys = [f"{key}.{name}" if isinstance(name, str) else f"{key}[{index}]" for index, name in enumerate(names)]
+            return tuple(_converted(arguments[0], entry, at) for at, entry in zip(keys, value, strict=True))
         if len(value) != len(arguments):
             raise RecipeError(f"{key} must hold {len(arguments)} values, but is {value!r}.")
         return tuple(_converted(argument, entry, key) for argument, entry in zip(arguments, value, strict=True))

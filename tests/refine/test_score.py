@@ -1,0 +1,104 @@
+"""Saved predictions against masks, in Python and by `deepmrf evaluate --masks`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from deepmrf.cli import app
+from deepmrf.refine.score import score
+
+LABELS, COUNT, SIZE = 3, 4, (10, 12)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Masks; probabilities that are wrong in the first two rows; label maps that are wrong in the first."""
+    for name in ("masks", "raw", "refined"):
+        (tmp_path / name).mkdir()
+    for number in range(COUNT):
+        mask = np.random.default_rng(number).integers(0, LABELS, SIZE, dtype=np.uint8)
+        mask[-1] = 255
+        wrong = (np.where(mask == 255, 0, mask) + 1) % LABELS
+        raw, refined = np.where(mask == 255, 0, mask), np.where(mask == 255, 0, mask)
+        raw[:2], refined[:1] = wrong[:2], wrong[:1]
+        Image.fromarray(mask).save(tmp_path / f"masks/{number}.png")
+        np.save(tmp_path / f"raw/{number}.npy", np.eye(LABELS, dtype=np.float32)[raw].transpose(2, 0, 1))
+        Image.fromarray(refined.astype(np.uint8)).save(tmp_path / f"refined/{number}.png")
+    return tmp_path
+
+
+def type_in(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_scores_and_gain_by_hand(folders):
+    raw, refined = folders / "raw", folders / "refined"
+    report = score([raw, refined], folders / "masks")
+    right = {str(raw): 7 / 9, str(refined): 8 / 9}  # of ten rows, one is void
+    for name, share in right.items():
+        assert report.scores[name].pixel_accuracy == pytest.approx(share)
+        assert report.scores[name].images == COUNT
+    assert report.gain.pixel_accuracy.value == pytest.approx(1 / 9)
+    assert report.gain.miou.value == pytest.approx(report.scores[str(refined)].miou - report.scores[str(raw)].miou)
+    assert report.gain.better == COUNT
+    assert report.notes == ()
+
+
+def test_label_maps_need_not_show_the_last_label(folders):
+    for path in (folders / "refined").iterdir():
+        Image.fromarray(np.ones(SIZE, np.uint8)).save(path)
+    report = score([folders / "raw", folders / "refined"], folders / "masks")
+    assert [len(scores.names) for scores in report.scores.values()] == [LABELS, LABELS]
+    alone = score([folders / "refined"], folders / "masks", labels=LABELS)
+    assert alone.gain is None
+    assert alone.scores[str(folders / "refined")].miou == report.scores[str(folders / "refined")].miou
+
+
+def test_images_that_one_folder_lacks_are_left_out_of_both(folders):
+    (folders / "raw/1.npy").unlink()
+    report = score([folders / "raw", folders / "refined"], folders / "masks")
+    assert {scores.images for scores in report.scores.values()} == {COUNT - 1}
+    assert len(report.notes) == 1
+    assert "have no prediction: 1" in report.notes[0]
+    for number in (0, 2, 3):
+        (folders / f"refined/{number}.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"No mask has a prediction in each of .*raw, .*refined"):
+        score([folders / "raw", folders / "refined"], folders / "masks")
+
+
+def test_the_command(folders):
+    code, text = type_in(
+        "evaluate", folders / "raw", folders / "refined", "--masks", folders / "masks", "-o", folders / "s"
+    )
+    assert code == 0, text
+    assert f"{folders / 'refined'} adds +" in text
+    assert "4 images of 4 better, 0 worse" in text
+    facts = json.loads((folders / "s/scores.json").read_text())
+    assert facts["scores"][str(folders / "raw")]["pixel_accuracy"] == pytest.approx(7 / 9)
+    assert facts["gain"]["pixel_accuracy"]["gain"] == pytest.approx(1 / 9)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("raw",), "Models are measured on --data, such as camvid:PATH; folders of predictions on --masks"),
+        (("raw", "--data", "synthetic:24x32", "--labels", 3), "folders of predictions on --masks (and --labels)"),
+        (("raw", "--masks", "masks", "--flip"), "--masks scores saved predictions: beside it, give --labels and --out"),
+        (("nowhere", "--masks", "masks"), "nowhere"),
+        (("raw", "--masks", "nowhere"), "nowhere"),
+        (("masks", "--masks", "raw"), "No name has an image and a prediction in masks and raw"),
+    ],
+)
+def test_what_cannot_be_scored_is_said_in_one_sentence(folders, monkeypatch, words, says):
+    monkeypatch.chdir(folders)
+    code, text = type_in("evaluate", *words)
+    assert code == 2
+    assert says in text
+    assert len(text.strip().splitlines()) == 1
