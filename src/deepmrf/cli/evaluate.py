@@ -60,7 +60,7 @@ def evaluate_command(
         ),
     ],
     data: Annotated[
-        str | None, typer.Option(help="The data, such as camvid:PATH, voc:PATH or folder:PATH.", show_default="needed")
+        str | None, typer.Option(help="The data, such as camvid:PATH, voc:PATH or folder:PATH; models need it.")
     ] = None,
     split: Annotated[str, typer.Option(help="Which part of it.")] = "val",
     image_count: Annotated[
