@@ -268,8 +268,7 @@ class MissingNetworkError(ValueError):
         self.folder, self.code = folder, code
         remedy = f'pass network="{code}", which imports and runs that code'
         if code is None or ":" not in code:
-            unknown = code is None or code.startswith("torch.")  # nn.Sequential tells nothing
-            again = "that network again, network=..." if unknown else f"network={code}(...)"
+            again = "that network again, network=..." if code is None else f"network={code}(...)"
             remedy = f'pass {again}, or "package.module:function", which builds it'
         super().__init__(f"{folder} was saved around a network of your own: {remedy}.")
 
