@@ -108,3 +108,13 @@ def test_labels_that_no_mask_holds_are_noted(folders):
         np.save(path.with_suffix(".npy"), np.random.default_rng(0).normal(size=(4, *SIZE)).astype(np.float32))
     notes = fit(*folders, QUICK).notes
     assert any("have 4 labels, of which no mask holds label 3: is that right?" in note for note in notes)
+
+
+def test_masks_in_a_lossy_format_get_a_note(folders):
+    path = folders[2] / "0.png"
+    Image.open(path).save(path.with_suffix(".webp"), lossless=True)
+    path.unlink()
+    notes = fit(*folders, QUICK).notes
+    assert [note for note in notes if "may be lossy" in note] == [
+        f"The format of {path.with_suffix('.webp')} may be lossy, which changes ids without a trace: save masks as PNG."
+    ]

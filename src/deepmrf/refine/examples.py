@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deepmrf.data.colours import Colour
 from deepmrf.data.dataset import lookup_table
-from deepmrf.data.files import VOID, Bytes, DataError, read_mask
+from deepmrf.data.files import LOSSY, VOID, Bytes, DataError, read_mask
 from deepmrf.data.folder import LABELS_FILE, read_labels
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
@@ -135,6 +135,11 @@ class Examples:
         self.files = [files for files in self.files if files not in empty]
         self.__dict__.pop("grids", None)
         notes = [f"{len(empty)} of the masks are void throughout: {empty[0].stem} ..."] if empty else []
+        lossy = [files.mask for files in self.files if files.dims == 2 and files.mask_path.suffix.lower() in LOSSY]
+        if lossy:
+            notes.append(
+                f"The format of {lossy[0]} may be lossy, which changes ids without a trace: save masks as PNG."
+            )
         missing = [name for name, count in zip(self.labels.names, counts, strict=False) if not count]
         if missing and self.labels_counted and self.files:
             names = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
