@@ -122,7 +122,8 @@ def fit_command(
         from deepmrf.refine.report import check_fit_folder
 
         settings = replace(default_settings(images), **options)
-        if check_fit_folder(out) and not overwrite:  # before minutes are spent
+        existed = check_fit_folder(out)
+        if existed and not overwrite:  # before minutes are spent
             fail(f"{out} holds an MRF already: --overwrite replaces it, or choose another folder.")
         try:
             with Bars(console) as bars:
@@ -142,4 +143,4 @@ def fit_command(
     say(report.verdict, console)
     kept = report.stage if report.stage == "nothing" else f"{report.stage}, the simplest stage that no other beats"
     with sentences():
-        say(f"{'Replaced' if overwrite else 'Wrote'} {report.save(out)} ({kept}).", console)
+        say(f"{'Replaced' if existed else 'Wrote'} {report.save(out)} ({kept}).", console)
