@@ -85,7 +85,7 @@ def test_unknown_id_is_named(tmp_path, save):
 
 def test_a_lossy_mask_is_called_so(tmp_path, save):
     path = save(tmp_path / "m.webp", [[0, 9, 3]])
-    with pytest.raises(DataError, match=r"its format is lossy, which changes ids; save masks as PNG") as caught:
+    with pytest.raises(DataError, match=r"its format is lossy, which changes ids: save masks as PNG") as caught:
         read_mask(path, IDS, None)
     assert caught.value.kind == "id"
 

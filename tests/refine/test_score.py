@@ -92,7 +92,7 @@ def test_the_command(folders):
         (("raw", "--data", "synthetic:24x32", "--labels", 3), "folders of predictions on --masks (and --labels)"),
         (("raw", "--masks", "masks", "--flip"), "--masks scores saved predictions: beside it, give --labels and --out"),
         (("nowhere", "--masks", "masks"), "nowhere"),
-        (("raw", "--masks", "nowhere"), "nowhere"),
+        (("raw", "--masks", "nowhere"), "nowhere does not exist; give the folder with the masks."),
         (("masks", "--masks", "raw"), "No name has an image and a prediction in masks and raw"),
     ],
 )

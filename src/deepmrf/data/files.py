@@ -288,14 +288,9 @@ def map_ids(ids: Bytes, lookup: NDArray[np.int16], path: Path, labels_json: Path
     if mapped.size and mapped.min() < 0:
         wrong = sorted(set(ids[mapped < 0].tolist()))
         known = _ranges(np.flatnonzero(lookup >= 0).tolist())
-        if path.suffix.lower() in LOSSY:
-            raise DataError(
-                f"{path} holds the id {shortened(wrong)}, but the ids here are {known}: its format is lossy, which "
-                "changes ids; save masks as PNG.",
-                path,
-                "id",
-            )
         remedy = "correct the mask" if labels_json is None else _describe_ids(wrong, lookup, labels_json)
+        if path.suffix.lower() in LOSSY:
+            remedy = "its format is lossy, which changes ids: save masks as PNG"
         raise DataError(f"{path} holds the id {shortened(wrong)}, but the ids here are {known}; {remedy}.", path, "id")
     return mapped.astype(np.uint8)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from deepmrf.data.dataset import need_folder
 from deepmrf.data.files import VOID
 from deepmrf.data.progress import Phases, no_phases
 from deepmrf.evaluation.intervals import Gain, measure_gain
@@ -43,6 +44,7 @@ def score(
 ) -> PredictionScores:
     """Score folders of predictions against masks; labels: how many, where neither labels.json nor predictions tell."""
     names = [os.fspath(folder) for folder in predictions]
+    need_folder(Path(masks), "the masks")
     matched, notes = [], list[str]()
     for name, folder in zip(names, predictions, strict=True):
         pairs, missing = match_files(folder, masks)
