@@ -62,7 +62,7 @@ def scores_from(monkeypatch, curve):
 
     def score(self, candidate, folds, steps):
         value = curve(candidate.choice, steps)
-        return Trial(candidate.choice, steps, value, 0.5, (value - 0.5,) * len(folds))
+        return Trial(candidate.choice, steps, value, value, 0.5, (value - 0.5,) * len(folds))
 
     monkeypatch.setattr(Search, "_score", score)
     monkeypatch.setattr(searching.Learner, "learn_contexts", _count_steps)
@@ -146,11 +146,12 @@ def test_the_best_choice_wins_and_all_are_listed(shifted, monkeypatch):
     result = open_search(shifted, settings).run()
     assert {trial.choice for trial in result.trials} == {
         Choice("distance"),
+        Choice("global"),
         *(Choice("gaussian", *variant) for variant in ((), (True,), (False, 0.7), (False, 1.4))),
     }
     assert result.choice == result.trials[0].choice == Choice("gaussian", False, 1.4)
     assert (result.steps, result.ending) == (400, "settled")
-    assert [len(trial.fold_gains) for trial in result.trials] == [2, 2, 2, 1, 1]
+    assert [len(trial.fold_gains) for trial in result.trials] == [2, 2, 2, 2, 1, 1]
     given = open_search(shifted, replace(settings, kernel="gaussian", gate=False, temperature=2.0)).run()
     assert [trial.choice for trial in given.trials] == [Choice("gaussian", False, 2.0)]
 
@@ -181,12 +182,12 @@ def test_the_minutes_bound_the_steps(shifted, monkeypatch, minutes, rounds):
     assert len(result.curve) >= rounds
 
 
-@pytest.mark.parametrize(("minutes", "kernels", "choices"), [(2, 1, 1), (6, 2, 4), (7, 2, 5)])
+@pytest.mark.parametrize(("minutes", "kernels", "choices"), [(2, 1, 1), (6, 2, 4), (7, 2, 5), (12, 3, 6)])
 def test_few_minutes_try_fewer_choices(shifted, monkeypatch, minutes, kernels, choices):
     seconds = rising_scores_in_time(monkeypatch, 30.0)  # 60 a kernel, for two folds
     settings = replace(SMALL, kernel=None, gate=None, temperature=None, minutes=minutes)
     result = open_search(shifted, settings, lambda: seconds[0]).run()
     assert len({trial.choice.kernel for trial in result.trials}) == kernels
     assert len(result.trials) == choices
-    assert len(result.untried) == (1 if kernels == 1 else 0) + (3 - (choices - kernels))
+    assert len(result.untried) == (3 - kernels) + (3 - (choices - kernels))
     assert seconds[0] + 30 * len(result.curve) <= 60 * minutes

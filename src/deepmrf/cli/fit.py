@@ -42,6 +42,9 @@ recognised, and held out together; groups of another kind, such as patients, are
 [cyan]deepmrf fit --predictions P --images I --masks M -o mrf --groups '^([^_]+)_'[/cyan]: what stands before the first
 _ is the patient, place or video: its images are held out together. With [cyan]'.+'[/cyan] each image is a group.
 
+[cyan]deepmrf fit --predictions P --images I --masks M -o mrf --kernel global --contexts 0[/cyan]: for few masks, only
+the widths and the weight of a dense CRF's step, and a scaling per label.
+
 [cyan]deepmrf fit --predictions P --images I --masks M -o mrf --kernel gaussian --no-gate
 --label-scaling --contexts-steps 600[/cyan]: nothing is left to choose.
 """
@@ -75,7 +78,11 @@ def fit_command(
     ] = None,
     folds: Annotated[int, typer.Option(help="Folds of the cross-validation, by group.")] = 3,
     kernel: Annotated[
-        str | None, typer.Option(help="gaussian or distance (the paper's).", show_default="both, if there is time")
+        str | None,
+        typer.Option(
+            help="distance (the paper's), gaussian, or global: a dense CRF's step over all pairs of pixels.",
+            show_default="each, if there is time; for volumes without global",
+        ),
     ] = None,
     gate: Annotated[
         bool | None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from types import EllipsisType
 from typing import Literal
 
@@ -22,6 +21,7 @@ from deepmrf.data.volumes import Spacing
 from deepmrf.evaluation.dice import soft_dice, soft_iou
 from deepmrf.layers import MeanField
 from deepmrf.predict.tiles import spaced
+from deepmrf.refine.all_pairs import choose_all_pairs
 from deepmrf.refine.examples import MAX_BYTES_IN_MEMORY, Example, Examples
 from deepmrf.refine.settings import Choice, FitSettings
 from deepmrf.training.mean_field import Descent, Trust, learn_scaling, minimise, penalty_map, start_contexts
@@ -76,12 +76,17 @@ class Learner:
         return {stage: model.eval().requires_grad_(False) for stage, model in models.items()}
 
     @torch.no_grad()
-    def labels(self, index: int) -> Tensor:
-        """The labels (*S) that the MRF as it is gives an example, with the triple penalty from memory."""
+    def labels(self, index: int) -> tuple[Tensor, Tensor]:
+        """The labels (*S) that the MRF as it is gives an example, and those of the triple penalty alone."""
         maps = self.examples[index].log_p, self._penalty(index)
         log_p, t = (values[None].float().to(self.settings.device) for values in maps)
-        with self.descent.averaged() if self.settings.contexts else nullcontext():
-            return self.mrf.from_penalty(log_p, t)[0].argmax(0).cpu()
+        if not self.settings.contexts:
+            labels = self.mrf.from_penalty(log_p, t)[0].argmax(0).cpu()
+            return labels, labels
+        with self.descent.averaged():
+            labels = self.mrf.from_penalty(log_p, t)[0].argmax(0).cpu()
+        alone = self.mrf.tempered(log_p) - self.penalty_alone.triple_penalty.scale * t  # `_start_contexts` moved it
+        return labels, alone[0].argmax(0).cpu()
 
     def learn_contexts(self, steps: int, progress: Progress = no_progress) -> None:
         """Take more steps of stage 3, with the triple penalty fixed and computed once per example."""
@@ -97,6 +102,9 @@ class Learner:
     def _learn_penalty(self, progress: Progress) -> None:
         """Stage 2, for an MRF without label contexts."""
         mrf, random = self.penalty_alone, np.random.default_rng([self.settings.seed, 1])
+        if mrf.triple_penalty.kernel == "global":
+            choose_all_pairs(mrf, self.examples, self.indices.tolist(), progress)
+            return
         agreement_costs_less = mrf.triple_penalty.kernel == "gaussian"  # differences cost more, of the other kernel
         with torch.no_grad():
             mrf.triple_penalty.scale.fill_(-START_SCALE if agreement_costs_less else START_SCALE)

@@ -115,13 +115,14 @@ class FitReport:
     def trials_table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of what was tried, the chosen one first."""
         measure = "mean Dice" if self.dice else "mIoU"
-        headings = ["tried", "steps", "folds", f"{measure} before", measure, "gain", "gain in each fold"]
+        stages = ["triple penalty", "label contexts"] if self.settings.contexts else ["triple penalty"]
+        headings = ["tried", "steps", "folds", f"{measure} before", *stages, "last gain in each fold"]
         rows = []
         for trial in self.search.trials if self.search else ():
             gains = " ".join(f"{100 * gain:+.2f}" for gain in trial.fold_gains)
-            score, before = 100 * trial.score, 100 * trial.before
-            numbers = [f"{before:.2f}", f"{score:.2f}", f"{score - before:+.2f}", gains]
-            rows.append([str(trial.choice), str(trial.steps), str(len(trial.fold_gains)), *numbers])
+            scores = (trial.before, trial.penalty_score, trial.score)[: 1 + len(stages)]
+            numbers = [f"{100 * score:.2f}" for score in scores]
+            rows.append([str(trial.choice), str(trial.steps), str(len(trial.fold_gains)), *numbers, gains])
         return headings, rows
 
     def table(self) -> tuple[list[str], list[tuple[str, list[float]]]]:

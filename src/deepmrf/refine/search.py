@@ -1,6 +1,6 @@
 """Search, by cross-validation and within a budget of minutes, for the MRF that gains most.
 
-    1. Both kernels learn briefly in all folds.
+    1. Each kernel learns briefly in all folds.
     2. The better one with a gate and without label scaling learns as long in the first fold. The best of these does so
        in all folds, if it was better there by VARIANT_MARGIN.
     3. The winner goes on in all folds side by side, ROUND_STEPS steps at a time, until the score of the images held out
@@ -22,6 +22,7 @@ import numpy as np
 
 from deepmrf.data.progress import Phases
 from deepmrf.layers import MeanField
+from deepmrf.layers.triple_penalty import Kernel
 from deepmrf.refine.examples import Examples
 from deepmrf.refine.learn import FitStage, Learner
 from deepmrf.refine.settings import Choice, FitSettings
@@ -46,6 +47,8 @@ After the first steps, scores of one choice differ by as much from seed to seed.
 """
 FIRST_SHARE = 0.5
 """The share of the minutes after which no further choice is tried."""
+TIMES_SLOWER: dict[Kernel, float] = {"distance": 1.0, "global": 1.0, "gaussian": 2.0}
+"""About how long a kernel takes to learn, as a multiple of the first one's time."""
 MAX_PIXELS = 4_000_000
 """Pixels of a fold that are scored in a round. The report scores all of them."""
 
@@ -62,6 +65,8 @@ class Trial:
     """Of stage 3."""
     score: float
     """mIoU of all images scored (of volumes, the foreground's mean Dice)."""
+    penalty_score: float
+    """The same of the triple penalty alone."""
     before: float
     """The same of the predictions as they came."""
     fold_gains: tuple[float, ...]
@@ -159,8 +164,8 @@ class Search:
     def _try_kernels(self) -> list[_Candidate]:
         """Each kernel after a round in all folds."""
         candidates: list[_Candidate] = []
-        for choice in self.settings.kernels():
-            if candidates and not self._has_time_to_try(2 * candidates[-1].seconds):  # the Gaussian kernel is slower
+        for choice in self.settings.kernels(self.examples.dims):
+            if candidates and not self._has_time_to_try(TIMES_SLOWER[choice.kernel] * candidates[0].seconds):
                 self.untried.append(choice)
                 continue
             candidates.append(_Candidate(choice))
@@ -229,17 +234,17 @@ class Search:
         candidate.seconds += candidate.round_seconds
 
     def _score(self, candidate: _Candidate, folds: Sequence[int], steps: int) -> Trial:
-        before, after = [], []
-        for number in folds:
-            fold_before, fold_after = Tally(self.examples), Tally(self.examples)
+        before, after, alone = ([Tally(self.examples) for _ in folds] for _ in range(3))
+        for place, number in enumerate(folds):
             for index in self._scored(number):
                 example = self.examples[index]
-                fold_before.add(example, example.log_p.float().argmax(0))
-                fold_after.add(example, candidate.learners[number].labels(index))
-            before.append(fold_before)
-            after.append(fold_after)
+                labels, penalty_labels = candidate.learners[number].labels(index)
+                before[place].add(example, example.log_p.float().argmax(0))
+                after[place].add(example, labels)
+                alone[place].add(example, penalty_labels)
         gains = tuple(tally.value() - other.value() for tally, other in zip(after, before, strict=True))
-        return Trial(candidate.choice, steps, merged(after).value(), merged(before).value(), gains)
+        score, penalty_score, score_before = (merged(tallies).value() for tallies in (after, alone, before))
+        return Trial(candidate.choice, steps, score, penalty_score, score_before, gains)
 
     def _scored(self, number: int) -> list[int]:
         """The images of a fold that are scored: all, or as many as have so many pixels."""
@@ -252,9 +257,9 @@ class Search:
 
 
 def _rank(candidate: _Candidate) -> float:
-    """By what candidates are compared after equally many steps."""
-    choice = candidate.choice
-    return candidate.last.score - VARIANT_MARGIN * (choice.gate + (choice.temperature != 1))
+    """By what candidates are compared after equally many steps: their better stage."""
+    choice, last = candidate.choice, candidate.last
+    return max(last.score, last.penalty_score) - VARIANT_MARGIN * (choice.gate + (choice.temperature != 1))
 
 
 def _free_memory(candidates: Sequence[_Candidate], needed: _Candidate) -> None:

@@ -14,7 +14,8 @@ SAME_SPACING = 1.01
 """Axes whose spacings differ by less than this factor get the same number of voxels."""
 WINDOWS = {"gaussian": 21, "distance": 51}
 """Side of the window by kernel, pixels, for images: the cost of the distance kernel does not grow with it."""
-KERNELS: tuple[Kernel, ...] = ("distance", "gaussian")
+KERNELS: tuple[Kernel, ...] = ("distance", "global", "gaussian")
+"""What is tried of images; of volumes, all but "global"."""
 TEMPERATURES = (0.7, 1.4)
 """What is tried where the settings leave it open; temperatures besides 1."""
 MINIMUM = {
@@ -46,7 +47,7 @@ class FitSettings:
     window: int | None = None
     """Side of the triple penalty's window, pixels; None: WINDOWS."""
     kernel: Kernel | None = None
-    """None tries each of KERNELS."""
+    """None tries each of KERNELS. "global" is one step of a dense CRF over all pairs of pixels (all_pairs.py)."""
     gate: bool | None = None
     """The factor q[v, j] of the triple penalty; None tries with and without."""
     temperature: float | None = None
@@ -97,19 +98,22 @@ class FitSettings:
         if self.temperature is not None:
             check_temperature(self.temperature)
         if self.kernel not in (None, *KERNELS):
-            known = self.kernel in ("global", "learned")
-            problem = "does not learn from crops" if known else "is unknown"
-            raise ValueError(f"kernel={self.kernel!r} {problem}: choose 'gaussian' or 'distance'.")
+            problem = "does not learn from crops" if self.kernel == "learned" else "is unknown"
+            raise ValueError(f"kernel={self.kernel!r} {problem}: choose 'distance', 'gaussian' or 'global'.")
+        if self.kernel == "global" and self.gate:
+            raise ValueError("kernel='global' has no gate here: leave the gate out, or choose another kernel.")
 
-    def kernels(self) -> list[Choice]:
+    def kernels(self, dims: int = 2) -> list[Choice]:
         """The kernels to try; without a gate, at temperature 1 and with label scaling where these are left open."""
-        kernels = KERNELS if self.kernel is None else (self.kernel,)
+        with_global = dims == 2 and not self.gate
+        tried = [kernel for kernel in KERNELS if kernel != "global" or with_global]
+        kernels = tried if self.kernel is None else [self.kernel]
         scaling = self.label_scaling is not False
         return [Choice(kernel, bool(self.gate), self.temperature or 1.0, scaling) for kernel in kernels]
 
     def variants(self, choice: Choice) -> list[Choice]:
         """The same with a gate, and without label scaling or, where it is off, at other temperatures, if left open."""
-        variants = [replace(choice, gate=True)] if self.gate is None else []
+        variants = [replace(choice, gate=True)] if self.gate is None and choice.kernel != "global" else []
         if self.label_scaling is None:
             variants.append(replace(choice, label_scaling=False))
         elif not self.label_scaling and self.temperature is None:
@@ -121,18 +125,18 @@ class FitSettings:
     ) -> MeanField:
         """Make an MRF that still returns its input; for volumes if a spacing is given."""
         choice = choice or self.kernels()[0]
-        gaussian = choice.kernel == "gaussian"
+        is_global = choice.kernel == "global"
         dims, axes = (2, (1.0, 1.0)) if spacing is None else (3, tuple(spacing))
         return MeanField(
             labels,
             dims=dims,
             features=3 if dims == 2 else 1,
             spacing=spacing,
-            window=size_in_voxels(self.window or WINDOWS[choice.kernel], axes),
+            window=None if is_global else size_in_voxels(self.window or WINDOWS[choice.kernel], axes),
             kernel=choice.kernel,
             gate=choice.gate,
-            smoothness=gaussian,
-            normalize=gaussian,
+            smoothness=choice.kernel == "gaussian",
+            normalize=choice.kernel != "distance",
             contexts=contexts,
             context_size=size_in_voxels(self.context_size, axes),
             temperature=choice.temperature,
