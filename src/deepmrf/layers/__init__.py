@@ -7,6 +7,7 @@ mean_field       b15, and the full step b12 to b15
 linking          dynamic node linking: neighbours in time along the optical flow
 crf              dense CRF, CRF-RNN and DSN as settings of the same step
 all_pairs        edges between all pixels of an image, kernel="global"
+inflate          a layer for images as one for clips
 energy           E(y) of a labelling and F(Q) of label probabilities
 inputs           checks of the arguments; InputWarning: arguments that seem to be in another unit
 """

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from deepmrf.flow import Flow
 from deepmrf.flow.clip import Link
-from deepmrf.layers import energy
+from deepmrf.layers import energy, inflate
 from deepmrf.layers.all_pairs import AllPairs
 from deepmrf.layers.inputs import (
     check_count,
@@ -356,7 +356,6 @@ class MeanField(nn.Module):
         """Is this a layer for images whose window can span frames?"""
         return self.dims == 2 and self.triple_penalty.kernel not in ("learned", "global")
 
-    @torch.no_grad()
     def inflate(self, window_frames: int = 3, context_frames: int = 3, frame_spacing: float = 1.0) -> MeanField:
         """Return a layer for clips (B, L, T, H, W) whose centre slice has the weights of this layer for images.
 
@@ -366,33 +365,7 @@ class MeanField(nn.Module):
         frame_spacing: how many pixels of distance a frame counts as. In the Gaussian kernel it only scales
         frame_weights, which are learned; in the distance kernel it adds to d(j, z).
         """
-        contexts, old = self.label_contexts, self.triple_penalty
-        if not self.can_inflate:
-            raise ValueError(f"Only layers for images can be inflated: dims={self.dims}, kernel={old.kernel!r}.")
-        if contexts is not None and (contexts.rank is not None or contexts.stride > 1):
-            raise ValueError("Compressed contexts cannot be inflated: inflate the layer they came from.")
-        settings = self.settings | {"dims": 3, "temporal": True}
-        settings["window"] = [window_frames, *old.window]
-        settings["spacing"] = [float(frame_spacing), *old.spacing]
-        if contexts is not None:
-            settings["context_size"] = [context_frames, *contexts.size]
-        inflated = MeanField(**settings).to(old.scale)
-        new = inflated.triple_penalty
-        new.load_state_dict(old.state_dict() | {"frame_weights": torch.zeros_like(new.frame_weights)})
-        # The window's number of pixels and its corner now count frames: cancel that.
-        new.scale.mul_(old.pixel_share / new.pixel_share)
-        if old.kernel == "distance":
-            new.position.mul_(old.corner_share / new.corner_share)
-        if contexts is not None and inflated.label_contexts is not None:
-            inflated.label_contexts.weight.zero_()
-            inflated.label_contexts.weight[:, :, context_frames // 2] = contexts.weight
-            inflated.label_contexts.bias.copy_(contexts.bias)
-        if self.label_scaling is not None and inflated.label_scaling is not None:
-            inflated.label_scaling.load_state_dict(self.label_scaling.state_dict())
-        learned = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
-        for name, parameter in inflated.named_parameters():
-            parameter.requires_grad_(learned.get(name, old.scale.requires_grad))  # frame weights: as the scale
-        return inflated
+        return inflate.inflate(self, window_frames, context_frames, frame_spacing)
 
     def compress(self, rank: int | None = None, stride: int = 1) -> MeanField:
         """Return a copy with cheaper label contexts; `label_contexts.error` is the relative error of its patterns."""

@@ -40,7 +40,7 @@ def check_run_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     """Raise a RecipeError if the recipe cannot start in that folder, or cannot continue there."""
     check_folder(folder, "the run")
     if (folder / STATE_FILE).exists() and not resume:
-        raise RecipeError(f"{folder} holds a run already: resume it, or choose another folder.")
+        raise RecipeError(f"{folder} holds a run already: resume it (--resume), or choose another folder.")
     path = folder / RECIPE_FILE
     if not resume or not path.exists():
         return
