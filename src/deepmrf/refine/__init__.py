@@ -4,6 +4,7 @@ fit           learn an MRF and score it by cross-validation
 folds         images that are held out together
 search        choose kernel, gate, label scaling and steps within a budget of minutes
 learn         stages 2 and 3 on random crops of examples
+all_pairs     stage 2 of kernel="global": the numbers of a dense CRF's step, by trying
 tally         the scores of label maps
 score         folders of predictions against masks
 settings      how large the MRF is, and how it is learned
