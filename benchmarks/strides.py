@@ -5,7 +5,8 @@
 
     network   the recipe `street` with one stage, without zoom, at this stride
     mrf       MRFs behind that network, which stays as it is, learned on the images that the recipe holds out
-    joint     network and MRF together from the start, for as many steps on the same images as the network alone
+    joint     network and MRF together from the start, for as many steps on the same images as the network alone;
+              then a label scaling, and a label scaling and the contexts, learned on the images held out
     report    all rows with their gains over the network, as Markdown
 
 Scores are of val. Gains come with 95 % intervals over its images. A row that is in the JSON file is not computed again.
@@ -16,26 +17,30 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from held_out import Outputs
 from torch import Tensor
+from torch.nn import functional
 
 from deepmrf.data import open_data
+from deepmrf.data.files import VOID
 from deepmrf.data.writing import write_text
+from deepmrf.evaluation.dice import soft_iou
 from deepmrf.evaluation.evaluate import evaluate_parts
 from deepmrf.evaluation.intervals import ImageConfusions
 from deepmrf.layers import MeanField
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model
-from deepmrf.predict.scales import Model, predictor
+from deepmrf.predict.scales import predictor
 from deepmrf.refine.learn import Learner
 from deepmrf.refine.settings import Choice, FitSettings
 from deepmrf.training.loop import train
-from deepmrf.training.mean_field import calibrated_temperature
+from deepmrf.training.mean_field import SCALING_DECAY, calibrated_temperature, minimise
 from deepmrf.training.recipe import Recipe, read_recipe
 from deepmrf.training.samples import hold_out
 
@@ -46,7 +51,24 @@ MRFS: dict[str, dict[str, Any]] = {
 }
 """Settings that are tried, each after every number of steps in CONTEXTS_STEPS."""
 CONTEXTS_STEPS = (200, 500)
+JOINT_MRF: dict[str, Any] = {
+    "kernel": "gaussian",
+    "normalize": True,
+    "gate": False,
+    "window": 25,
+    "contexts": 3,
+    "context_size": 9,
+}
+"""The MRF that learns together with a network, as in coarser.py."""
+JOINT_RATE = 5e-3
+SCALING_STEPS, SCALING_RATE = 100, 2e-2
+"""Of a label scaling that learns through the MRF."""
+FINISHING_STEPS, FINISHING_RATE = 200, 2e-3
+"""Of contexts that learned with the network and go on with images held out."""
 NETWORK = "network alone"
+TOGETHER = "together from the start"
+IMAGES = 8
+"""Images in a batch of those held out."""
 SECONDS_BETWEEN_LINES = 15
 Rows = dict[str, dict[str, Any]]
 
@@ -70,10 +92,7 @@ class Run:
         if any(name.startswith(next(iter(MRFS))) for name in self.rows):
             return
         model = self.network().to(self.device).eval()
-        recipe = self._recipe()
-        outputs = Outputs(
-            model, hold_out(open_data(self.arguments.data, "train"), recipe.data.held_out)[1], self.device
-        )
+        outputs = self._held_out(model)
         examples = outputs.examples
         temperature = calibrated_temperature([e.log_p for e in examples], [e.mask for e in examples], 255)
         mrfs: dict[str, MeanField] = {}
@@ -91,19 +110,63 @@ class Run:
 
     def joint(self) -> None:
         """Network and MRF from the start."""
-        if "all at once" in self.rows:
+        if TOGETHER in self.rows:
             return
         recipe = self._recipe()
-        stage = replace(recipe.stage[0], learn=("unary", "triple_penalty", "label_contexts"), mrf_rate=2e-3)
-        joint = self._trained("joint", replace(recipe, stage=(stage,))).to(self.device).eval()
-        assert joint.mean_field is not None
+        stage = replace(
+            recipe.stage[0], learn=("unary", "triple_penalty", "label_contexts"), mrf_rate=self.arguments.mrf_rate
+        )
+        mrf = {**JOINT_MRF, "iterations": self.arguments.iterations}
+        joint = self._trained("joint", replace(recipe, mean_field=mrf, stage=(stage,))).to(self.device).eval()
         network = self.network().to(self.device).eval()
-        parts: dict[str, Model] = {
-            NETWORK: network.log_unary,
-            "all at once": joint,
-            "all at once, its network alone": joint.log_unary,
-        }
-        self._score({name: predictor(part) for name, part in parts.items()}, {})
+        assert joint.mean_field is not None
+        labels = len(network.labels)
+        alone = self._held_out(network)
+        together = self._held_out(joint)
+        scaling = with_scaling(MeanField(labels, contexts=0, window=1))
+        scaled, finished = with_scaling(joint.mean_field), with_scaling(joint.mean_field)
+        minimise([scaling.label_scaling], self._loss(scaling, alone), self._steps(SCALING_STEPS), SCALING_RATE)
+        minimise([scaled.label_scaling], self._loss(scaled, together), self._steps(SCALING_STEPS), SCALING_RATE)
+        finished.load_state_dict(scaled.state_dict())
+        parts = [finished.label_scaling, finished.label_contexts]
+        minimise(parts, self._loss(finished, together), self._steps(FINISHING_STEPS), FINISHING_RATE)
+        self._score(
+            {
+                NETWORK: predictor(network.log_unary),
+                "network and label scaling": predictor(DeepParsingNetwork(network.unary, scaling, network.labels)),
+                TOGETHER: predictor(joint),
+                f"{TOGETHER}, its network alone": predictor(joint.log_unary),
+                f"{TOGETHER}, and label scaling": predictor(DeepParsingNetwork(joint.unary, scaled, joint.labels)),
+                f"{TOGETHER}, finished on images held out": predictor(
+                    DeepParsingNetwork(joint.unary, finished, joint.labels)
+                ),
+            },
+            {},
+        )
+
+    def _held_out(self, model: DeepParsingNetwork) -> Outputs:
+        """The network's output of the images that no training saw."""
+        data = hold_out(open_data(self.arguments.data, "train"), self._recipe().data.held_out)[1]
+        return Outputs(model, data, self.device)
+
+    def _loss(self, mrf: MeanField, outputs: Outputs) -> Callable[[], Tensor]:
+        """Cross-entropy and soft IoU of whole images, drawn anew at each call; scalings stay near 1 and 0."""
+        mrf.to(self.device).requires_grad_(False)
+        random = np.random.default_rng(self.seed)
+
+        def loss() -> Tensor:
+            batch = [outputs.examples[i] for i in random.choice(len(outputs), min(IMAGES, len(outputs)), False)]
+            log_p, image, mask = (
+                torch.stack([getattr(example, name) for example in batch]).to(self.device)
+                for name in ("log_p", "image", "mask")
+            )
+            log_q = mrf(log_p.float(), image)
+            assert mrf.label_scaling is not None
+            size = torch.stack([values.square().sum() for values in mrf.label_scaling.parameters()]).sum()
+            entropy = functional.cross_entropy(log_q, mask.long(), ignore_index=VOID)
+            return entropy + 1 - soft_iou(log_q.exp(), mask) + SCALING_DECAY * size
+
+        return loss
 
     def _shown(self, name: str) -> dict[str, Any]:
         return printed(f"stride {self.stride}  seed {self.seed}  {name}")
@@ -116,7 +179,7 @@ class Run:
                 "data.workers": str(self.arguments.workers),
                 "unary.imagenet": self.arguments.imagenet,
                 "seed": str(self.seed),
-                "compile": "false",
+                "compile": str(self.arguments.compile).lower(),
             },
         )
         options = {**recipe.unary.options, "stride": self.stride, "zoom": 1.0}
@@ -166,6 +229,13 @@ class Run:
         facts = {"data": self.arguments.data, "network_steps": self._steps(self.arguments.network_steps)}
         write_text(self.path, json.dumps({**facts, "rows": self.rows}, indent=1) + "\n")
         print(f"scored in {time.time() - started:.0f} s", flush=True)
+
+
+def with_scaling(mrf: MeanField) -> MeanField:
+    """The same MRF with a label scaling in front, which changes nothing yet."""
+    scaled = MeanField(**{**mrf.settings, "label_scaling": True})
+    scaled.load_state_dict(mrf.state_dict(), strict=False)
+    return scaled.eval()
 
 
 def printed(title: str) -> dict[str, Any]:
@@ -220,7 +290,10 @@ def main() -> None:
     parser.add_argument("--imagenet", default="", help="ImageNet weights of EfficientNet-Lite2")
     parser.add_argument("--stride", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--network-steps", type=int, default=4000)
+    parser.add_argument("--network-steps", type=int, default=3000)
+    parser.add_argument("--mrf-rate", type=float, default=JOINT_RATE, help="of an MRF that learns with its network")
+    parser.add_argument("--iterations", type=int, default=1, help="of that MRF")
+    parser.add_argument("--compile", action="store_true", help="as in a recipe")
     parser.add_argument("--steps", type=float, default=1.0, help="share of all steps, to try things")
     parser.add_argument("--workers", type=int, default=4, help="processes that read images")
     parser.add_argument("--out", type=Path, default=Path("strides"))

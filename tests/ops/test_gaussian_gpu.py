@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
 
+from deepmrf import ops
+from deepmrf.layers import TriplePenalty
 from deepmrf.ops import gaussian
 from deepmrf.ops.gaussian import gpu
 from deepmrf.ops.registry import gradients
@@ -117,6 +121,26 @@ def test_bytes_are_fractions_of_255() -> None:
     out, _ = forward(q, image, weights, bandwidths, (5, 4), (1.0, 1.0), True, False)
     same, _ = forward(q, image / 255, weights, bandwidths, (5, 4), (1.0, 1.0), True, False)
     _close(out, same.double(), 1e-6 if DEVICE == "cpu" else 1e-5)  # GPUs round the division by 255 in another way
+
+
+@runs_here
+@pytest.mark.parametrize("width", [0.24, 0.2, 0.1])
+def test_a_pixel_unlike_all_others_leaves_them_as_they_are(width: float) -> None:
+    torch.manual_seed(0)
+    image = 0.1 * torch.rand(2, 3, 12, 17, device=DEVICE)
+    image[1, :, 5, 5] = 1  # its neighbours weigh 1e-7 and less in all: `normalize` divides by the root of that
+    q, slope = torch.randn(2, 3, 12, 17, device=DEVICE).softmax(1), torch.rand(2, 3, 12, 17, device=DEVICE)
+    layer = TriplePenalty(5, kernel="gaussian", gate=False, normalize=True).to(DEVICE)
+    with torch.no_grad():
+        layer.log_colour_width.fill_(math.log(width))
+    results = []
+    for implementation in ("torch", "triton"):
+        given, parameters = q.clone().requires_grad_(), [layer.log_colour_width, layer.log_position_width]
+        with ops.use(implementation):
+            t = layer(given, image)
+            results.append([t.detach(), *torch.autograd.grad((t * slope).square().sum(), [given, *parameters])])
+    for wanted, result, tolerance in zip(*results, (1e-3, 1e-3, 1e-2, 1e-2), strict=True):
+        _close(result, wanted.double(), tolerance)
 
 
 def test_leaves_to_torch_what_it_cannot_do() -> None:

@@ -43,6 +43,9 @@ Norms = tuple[Tensor, Tensor | None] | AllPairs
 edges of the global kernel."""
 DEFAULT_GLOBAL_WIDTHS = (80.0, 3.0)
 """Pixels: the widths of the position and of the smoothness term that the global kernel starts with."""
+SMALLEST_NORM_SUM = 1e-4
+"""Smaller sums of weights count as this in `normalize`: such a pixel is unlike all around it, and hears next to nothing
+from them. GPUs multiply in half precision, where the root of a smaller sum would leave nothing of all other pixels."""
 
 
 def default_window(dims: int, temporal: bool = False) -> int | tuple[int, ...]:
@@ -225,7 +228,7 @@ class TriplePenalty(nn.Module):
                 total = term(ones, features)
             else:
                 total = self._over_stacks(lambda q, f, _, frame: term(q, f, frame), ones, features, None, links)
-            return total.clamp_min(1e-20).rsqrt()
+            return total.clamp_min(SMALLEST_NORM_SUM).rsqrt()
 
         return norm(self._gaussian), norm(self._smooth) if self.smoothness else None
 
