@@ -5,7 +5,9 @@
 
 For each stride and seed, two models start from the network of `street` and learn by the losses and rates of its recipe,
 from the same number of crops: the network alone, and the network with an MRF behind it from the first step. What
-`street` does not have starts at random: at stride 8, the last layer. Images are not enlarged first (zoom 1).
+`street` does not have starts at random: at stride 8, the last layer; with --last-layer-at-random, at stride 4, too.
+Images are not enlarged first (zoom 1). Then a label scaling is learned behind the network, and through the MRF, from
+images that neither has learned from here (`street` has seen them, in part).
 
 Scores are of val. Gains come with 95 % intervals over its images. A row that is in the JSON file is not computed again.
 """
@@ -19,16 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from strides import NETWORK, RECIPE, Rows, printed, row
+from held_out import Outputs
+from strides import NETWORK, RECIPE, Rows, printed, row, scaled_through
 
 from deepmrf.data import open_data
 from deepmrf.data.writing import write_text
 from deepmrf.evaluation.evaluate import evaluate_parts
 from deepmrf.evaluation.intervals import ImageConfusions
-from deepmrf.models.parsing_network import DeepParsingNetwork, read_model
+from deepmrf.layers import MeanField
+from deepmrf.models.names import open_model
+from deepmrf.models.parsing_network import DeepParsingNetwork, read_model, write_model
 from deepmrf.predict.scales import predictor
 from deepmrf.training.loop import train
 from deepmrf.training.recipe import Recipe, UnaryRecipe, read_recipe
+from deepmrf.training.samples import hold_out
 
 MRF: dict[str, Any] = {
     "kernel": "gaussian",
@@ -39,6 +45,21 @@ MRF: dict[str, Any] = {
     "context_size": 9,
 }
 MRF_PARTS = ("triple_penalty", "label_contexts")
+HELD_OUT = 0.12
+EVERY = 3
+"""Of the images held out, every so many-th is used."""
+SCALING_STEPS, IMAGES = 40, 4
+"""Of the label scaling."""
+
+
+def random_last_layer(start: str, folder: Path) -> str:
+    """Write the model `start` with a last layer at random, unless it is there; return the folder."""
+    if not folder.is_dir():
+        model = open_model(start)
+        torch.manual_seed(0)
+        model.unary.classify[-1].reset_parameters()
+        write_model(DeepParsingNetwork(model.unary, None, model.labels), folder)
+    return str(folder)
 
 
 def recipe_for(given: argparse.Namespace, stride: int, seed: int, with_mrf: bool) -> Recipe:
@@ -57,7 +78,7 @@ def recipe_for(given: argparse.Namespace, stride: int, seed: int, with_mrf: bool
     )
     return replace(
         recipe,
-        data=replace(recipe.data, workers=0, held_out=0.0),
+        data=replace(recipe.data, workers=0, held_out=HELD_OUT),
         unary=UnaryRecipe(network="fast", start=given.start, options=options),
         mean_field={**MRF, "iterations": given.iterations} if with_mrf else {},
         stage=(stage,),
@@ -82,6 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="as for deepmrf train: cityscapes:PATH")
     parser.add_argument("--start", default="street", help="the model whose network is the start of all")
+    parser.add_argument("--last-layer-at-random", action="store_true")
     parser.add_argument("--stride", type=int, nargs="+", default=[8])
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=300)
@@ -96,12 +118,31 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     val = open_data(given.data, "val")
+    if given.last_layer_at_random:
+        given.start = random_last_layer(given.start, given.out / "start")
     for stride, seed in ((stride, seed) for stride in given.stride for seed in given.seed):
         path = given.out / f"stride-{stride}-seed-{seed}/rows.json"
         if path.is_file():
             continue
         alone, joint = (trained(given, stride, seed, with_mrf) for with_mrf in (False, True))
-        models = {NETWORK: alone.log_unary, "with an MRF": joint, "with an MRF, its network alone": joint.log_unary}
+        assert joint.mean_field is not None
+        held_out = hold_out(open_data(given.data, "train"), HELD_OUT)[1][::EVERY]
+        nothing = MeanField(len(alone.labels), contexts=0, window=1)
+        scaled_alone, scaled_joint = (
+            DeepParsingNetwork(
+                model.unary,
+                scaled_through(mrf, Outputs(model, held_out), "cpu", seed, SCALING_STEPS, IMAGES),
+                model.labels,
+            ).eval()
+            for model, mrf in ((alone, nothing), (joint, joint.mean_field))
+        )
+        models = {
+            NETWORK: alone.log_unary,
+            "network and label scaling": scaled_alone,
+            "with an MRF": joint,
+            "with an MRF, its network alone": joint.log_unary,
+            "with an MRF, and label scaling": scaled_joint,
+        }
         confusions = ImageConfusions(val)
         scores = evaluate_parts(
             {name: predictor(model) for name, model in models.items()}, val, "cpu", shows=[confusions.add]

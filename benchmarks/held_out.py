@@ -1,11 +1,13 @@
-"""Learn the MRF of a model on training images that its network never saw: the bundled models street and camvid.
+"""Learn the MRF of a model as `deepmrf fit` does, from training images: the bundled models street and camvid.
 
     python benchmarks/held_out.py runs/street/model --data cityscapes:PATH --share 0.12 -o street
+    python benchmarks/held_out.py runs/camvid-mixed/model --data camvid:PATH --share 0 --kernel gaussian --contexts 5 \\
+        --no-label-scaling --temperature 0 --steps 400 --batch 6 --video-of camvid -o camvid
     deepmrf evaluate street --data cityscapes:PATH --stages
 
-The network stays as it is. Stages 2 and 3 learn as those of `deepmrf fit` do, from random crops of the images that the
-recipe held out (`data.held_out`). Written is the model with the new MRF, its filters in half precision, and with the
-scores of every stage on val.
+The network stays as it is. Stages 2 and 3 learn from random crops of the images that the recipe held out
+(`data.held_out`), or of all. Written is the model with the new MRF, its filters in half precision, and with the scores
+of every stage on val.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from deepmrf.predict.scales import predictor
 from deepmrf.refine.examples import Example, Examples
 from deepmrf.refine.learn import Learner
 from deepmrf.refine.settings import Choice, FitSettings
+from deepmrf.training.mean_field import calibrated_temperature
 from deepmrf.training.recipe import read_recipe
 from deepmrf.training.samples import hold_out
 
@@ -82,7 +85,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--data", required=True)
     parser.add_argument("--train-split", default="train")
-    parser.add_argument("--share", type=float, default=0.12, help="data.held_out of the recipe")
+    parser.add_argument("--share", type=float, default=0.12, help="data.held_out of the recipe; 0: all images")
     parser.add_argument("--recipe", type=Path, default=None, help="the recipe of the network, for config.json")
     parser.add_argument("--kernel", choices=["distance", "gaussian"], default="distance")
     parser.add_argument("--label-scaling", action=argparse.BooleanOptionalAction, default=True)
@@ -91,20 +94,28 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of stage 3")
     parser.add_argument("--rate", type=float, default=5e-3, help="of stage 3")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--temperature", type=float, default=1.15)
+    parser.add_argument("--temperature", type=float, default=1.15, help="0: the best for these images")
+    parser.add_argument("--video-of", default=None, help="a model whose part for video this one gets")
     parser.add_argument("--seed", type=int, default=0, help="of crops and starting values")
     parser.add_argument("-o", "--out", type=Path, required=True)
     given = parser.parse_args()
     model = open_model(given.model).eval()
-    held = hold_out(open_data(given.data, given.train_split), given.share)[1]
+    data = open_data(given.data, given.train_split)
+    outputs = Outputs(model, hold_out(data, given.share)[1] if given.share else data)
+    logs, masks = ([getattr(example, name) for example in outputs.examples] for name in ("log_p", "mask"))
+    temperature = given.temperature or calibrated_temperature(logs, masks, data.labels.ignore)
     settings = FitSettings(
         kernel=given.kernel, gate=False, label_scaling=given.label_scaling,
         contexts=given.contexts, context_size=given.context_size,
         contexts_steps=given.steps, contexts_rate=given.rate, batch=given.batch, seed=given.seed,
     )  # fmt: skip
-    mrfs = learn(Outputs(model, held), settings, given.temperature)
+    mrfs = learn(outputs, settings, temperature)
     scores = stage_scores(model, mrfs, open_data(given.data, "val"))
     joined = DeepParsingNetwork(model.unary, list(mrfs.values())[-1], model.labels).eval()
+    if given.video_of is not None:
+        joined.video = open_model(given.video_of).video
+        assert joined.video is not None, f"{given.video_of} has no part for video"
+        joined.video.temperature = temperature
     recipe = {} if given.recipe is None else json.loads(json.dumps(asdict(read_recipe(given.recipe))))
     joined.card = Card({"val": scores, "seed": given.seed}, recipe)
     write_model(joined, given.out, half=True)

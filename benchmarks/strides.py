@@ -15,6 +15,7 @@ Scores are of val. Gains come with 95 % intervals over its images. A row that is
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -120,16 +121,17 @@ class Run:
         joint = self._trained("joint", replace(recipe, mean_field=mrf, stage=(stage,))).to(self.device).eval()
         network = self.network().to(self.device).eval()
         assert joint.mean_field is not None
-        labels = len(network.labels)
-        alone = self._held_out(network)
-        together = self._held_out(joint)
-        scaling = with_scaling(MeanField(labels, contexts=0, window=1))
-        scaled, finished = with_scaling(joint.mean_field), with_scaling(joint.mean_field)
-        minimise([scaling.label_scaling], self._loss(scaling, alone), self._steps(SCALING_STEPS), SCALING_RATE)
-        minimise([scaled.label_scaling], self._loss(scaled, together), self._steps(SCALING_STEPS), SCALING_RATE)
-        finished.load_state_dict(scaled.state_dict())
+        alone, together = self._held_out(network), self._held_out(joint)
+        nothing = MeanField(len(network.labels), contexts=0, window=1)
+        steps = self._steps(SCALING_STEPS)
+        scaling, scaled = (
+            scaled_through(mrf, outputs, self.device, self.seed, steps)
+            for mrf, outputs in ((nothing, alone), (joint.mean_field, together))
+        )
+        finished = copy.deepcopy(scaled)
+        loss = held_out_loss(finished, together, self.device, self.seed)
         parts = [finished.label_scaling, finished.label_contexts]
-        minimise(parts, self._loss(finished, together), self._steps(FINISHING_STEPS), FINISHING_RATE)
+        minimise(parts, loss, self._steps(FINISHING_STEPS), FINISHING_RATE)
         self._score(
             {
                 NETWORK: predictor(network.log_unary),
@@ -148,25 +150,6 @@ class Run:
         """The network's output of the images that no training saw."""
         data = hold_out(open_data(self.arguments.data, "train"), self._recipe().data.held_out)[1]
         return Outputs(model, data, self.device)
-
-    def _loss(self, mrf: MeanField, outputs: Outputs) -> Callable[[], Tensor]:
-        """Cross-entropy and soft IoU of whole images, drawn anew at each call; scalings stay near 1 and 0."""
-        mrf.to(self.device).requires_grad_(False)
-        random = np.random.default_rng(self.seed)
-
-        def loss() -> Tensor:
-            batch = [outputs.examples[i] for i in random.choice(len(outputs), min(IMAGES, len(outputs)), False)]
-            log_p, image, mask = (
-                torch.stack([getattr(example, name) for example in batch]).to(self.device)
-                for name in ("log_p", "image", "mask")
-            )
-            log_q = mrf(log_p.float(), image)
-            assert mrf.label_scaling is not None
-            size = torch.stack([values.square().sum() for values in mrf.label_scaling.parameters()]).sum()
-            entropy = functional.cross_entropy(log_q, mask.long(), ignore_index=VOID)
-            return entropy + 1 - soft_iou(log_q.exp(), mask) + SCALING_DECAY * size
-
-        return loss
 
     def _shown(self, name: str) -> dict[str, Any]:
         return printed(f"stride {self.stride}  seed {self.seed}  {name}")
@@ -231,11 +214,36 @@ class Run:
         print(f"scored in {time.time() - started:.0f} s", flush=True)
 
 
-def with_scaling(mrf: MeanField) -> MeanField:
-    """The same MRF with a label scaling in front, which changes nothing yet."""
+def scaled_through(
+    mrf: MeanField, outputs: Outputs, device: str, seed: int, steps: int, images: int = IMAGES
+) -> MeanField:
+    """The same MRF with a label scaling in front, learned through it from images held out."""
     scaled = MeanField(**{**mrf.settings, "label_scaling": True})
     scaled.load_state_dict(mrf.state_dict(), strict=False)
+    loss = held_out_loss(scaled, outputs, device, seed, images)
+    minimise([scaled.label_scaling], loss, steps, SCALING_RATE)
     return scaled.eval()
+
+
+def held_out_loss(
+    mrf: MeanField, outputs: Outputs, device: str, seed: int, images: int = IMAGES
+) -> Callable[[], Tensor]:
+    """Cross-entropy and soft IoU of whole images, drawn anew at each call; scalings stay near 1 and 0."""
+    mrf.to(device).requires_grad_(False)
+    random = np.random.default_rng(seed)
+
+    def loss() -> Tensor:
+        batch = [outputs.examples[i] for i in random.choice(len(outputs), min(images, len(outputs)), False)]
+        log_p, image, mask = (
+            torch.stack([getattr(example, name) for example in batch]).to(device) for name in ("log_p", "image", "mask")
+        )
+        log_q = mrf(log_p.float(), image)
+        assert mrf.label_scaling is not None
+        size = torch.stack([values.square().sum() for values in mrf.label_scaling.parameters()]).sum()
+        entropy = functional.cross_entropy(log_q, mask.long(), ignore_index=VOID)
+        return entropy + 1 - soft_iou(log_q.exp(), mask) + SCALING_DECAY * size
+
+    return loss
 
 
 def printed(title: str) -> dict[str, Any]:
