@@ -22,7 +22,7 @@ def test_bundled_models_tell_their_scores(name):
     assert summary.network == "fast"
     mean_fields = {
         "animals": "global kernel, all pairs of pixels, 1 context of 1",
-        "camvid": "gaussian kernel, window 25, 5 contexts of 9",
+        "camvid": "gaussian kernel, window 21, 5 contexts of 9",
         "street": "distance kernel, window 51, 3 contexts of 9",
     }
     assert summary.mean_field == mean_fields[name]
