@@ -16,7 +16,9 @@ from deepmrf.data import open_data
 from deepmrf.data.synthetic import LABELS
 from deepmrf.evaluation.calibration import BINS, Confidence, best, calibrate
 from deepmrf.evaluation.evaluate import evaluate
+from deepmrf.models.folder import is_half
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model, write_model
+from deepmrf.models.video_part import VideoPart
 from deepmrf.predict.scales import predictor
 
 DATA = "synthetic:24x32"
@@ -131,6 +133,18 @@ def test_the_command_shows_and_writes(folder, tmp_path):
     image = torch.randint(0, 256, (1, 3, 24, 32), dtype=torch.uint8)
     assert (calibrated(image) - old(image)).abs().max() > 1e-3
     torch.testing.assert_close(calibrated.log_unary(image), old.log_unary(image))  # the network says what it said
+
+
+@pytest.mark.parametrize("of_video", [1.0, 3.0])
+def test_a_model_for_videos_in_half_precision_stays_one(folder, tmp_path, of_video):
+    model = read_model(folder)
+    model.video = VideoPart(frames=3, temperature=of_video)
+    write_model(model, tmp_path / "half", half=True)
+    result = type_in("calibrate", tmp_path / "half", "--data", DATA, "-t", 2, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert is_half(tmp_path / "out")
+    assert not is_half(folder)
+    assert read_model(tmp_path / "out").video.temperature == (2.0 if of_video == 1 else of_video)
 
 
 def test_the_command_says_when_more_should_be_tried(folder):

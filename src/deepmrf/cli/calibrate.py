@@ -48,6 +48,8 @@ def calibrate_command(
         from deepmrf.data.writing import check_folder
         from deepmrf.evaluation.calibration import TEMPERATURES, best, calibrate
         from deepmrf.evaluation.models import open_models
+        from deepmrf.models.folder import is_half
+        from deepmrf.models.names import find_folder
         from deepmrf.models.parsing_network import write_model
         from deepmrf.predict.segmenter import chosen_device
 
@@ -60,10 +62,12 @@ def calibrate_command(
             rows = calibrate(opened.to(target), images, tried, target, bars.progress("images"))
         chosen = best(rows)
         if out is not None and opened.mean_field is not None:
+            if opened.video is not None and opened.video.temperature == opened.mean_field.temperature:
+                opened.video.temperature = chosen.temperature
             opened.mean_field.temperature = chosen.temperature
             values = {"split": split, "temperature": chosen.temperature, "nll": chosen.nll, "error": chosen.error}
             opened.card.metrics["calibration"] = {"data": data.split(":")[0], **values, "miou": chosen.miou}
-            write_model(opened, out)
+            write_model(opened, out, is_half(find_folder(model)))
     headings = ("temperature", "mIoU", "pixels right", "sure of", "calibration error", "nll")
     cells = []
     for row in rows:
