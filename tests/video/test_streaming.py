@@ -204,6 +204,36 @@ def global_model(linking_model):
     return model
 
 
+@pytest.fixture
+def normalised_model(linking_model):
+    """A model for images with a part for video, whose window sums are divided by those of the weights."""
+    settings = {**linking_model.mean_field.settings, "kernel": "gaussian", "smoothness": True, "normalize": True}
+    mean_field = MeanField(**settings)
+    mean_field.label_contexts.load_state_dict(linking_model.mean_field.label_contexts.state_dict())
+    with torch.no_grad():
+        mean_field.triple_penalty.log_colour_width.fill_(0.5)
+    model = DeepParsingNetwork(linking_model.unary, mean_field, linking_model.labels).eval()
+    model.video = linking_model.video
+    return model
+
+
+@pytest.mark.parametrize("kind", ["linking_model", "normalised_model"])
+@torch.inference_mode()
+def test_frames_that_meet_on_trajectories_alone_are_computed_one_by_one(kind, request, pictures, monkeypatch):
+    model, frames = request.getfixturevalue(kind), pictures(4, (33, 47))
+    assert model.for_video().mean_field.links_frames_alone()
+    assert frame_reach(model.for_video().mean_field) == 2
+
+    def windows_are_slow(*_):
+        raise AssertionError("a window of frames was computed as a clip")
+
+    monkeypatch.setattr(DeepParsingNetwork, "refined", windows_are_slow)
+    assert len(list(segment_video(Segmenter([model], device="cpu"), Given(frames)))) == 4
+    model.video.frame_weights = model.video.frame_weights + 0.1
+    with pytest.raises(AssertionError, match="as a clip"):
+        list(segment_video(Segmenter([model], device="cpu"), Given(frames)))
+
+
 @torch.inference_mode()
 def test_results_of_single_frames_are_linked_where_the_mean_field_cannot_be_inflated(global_model, pictures):
     frames = pictures(4, (33, 47))
@@ -232,7 +262,7 @@ def test_linked_results_share_no_output_with_the_network_alone(global_model):
 
 
 @pytest.mark.parametrize("count", [1, 3, 11])
-@pytest.mark.parametrize("kind", ["linking_model", "global_model"])
+@pytest.mark.parametrize("kind", ["linking_model", "normalised_model", "global_model"])
 def test_a_part_for_video_links_frames_by_default(kind, request, pictures, count):
     frames, linking_model = pictures(count, (33, 47)), request.getfixturevalue(kind)
     segmenter = Segmenter([linking_model], device="cpu")

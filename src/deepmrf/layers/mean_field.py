@@ -181,6 +181,7 @@ class MeanField(nn.Module):
         Each iteration looks as far as the window (b12) and the patterns (b13). Patterns at a stride look as far in
         blocks of `stride` pixels, plus the block of the pixel and the one it is interpolated with. `normalize` looks
         one window farther: the norm of a neighbour counts its own neighbours, and does not change with the iterations.
+        Not so along frames that meet on trajectories alone, where a norm counts pixels of its own frame.
         The global kernel looks everywhere; beyond this reach, what it sees counts for little.
         """
         window = reaches(self.triple_penalty.window)
@@ -198,7 +199,8 @@ class MeanField(nn.Module):
                 return window + self.iterations * pattern
             return self.iterations * (window + pattern) + (window if self.triple_penalty.normalize else 0)
 
-        return [(along(w[0], p[0]), along(w[1], p[1])) for w, p in zip(window, patterns, strict=True)]
+        reach = [(along(w[0], p[0]), along(w[1], p[1])) for w, p in zip(window, patterns, strict=True)]
+        return [window[0], *reach[1:]] if self.links_frames_alone() else reach
 
     def tempered(self, log_p: Tensor) -> Tensor:
         """Return the unary term of b15, ln p at the temperature and scaled per label; not normalised."""
@@ -273,9 +275,12 @@ class MeanField(nn.Module):
 
     def _frames_are_independent(self) -> bool:
         """Can some frames of a clip be computed without the results of others? Not if a later step looks at them."""
+        return self._looks_once_at_other_frames() and not self.triple_penalty.normalize
+
+    def _looks_once_at_other_frames(self) -> bool:
+        """Is b12 of the only iteration, and what is added to b14, all that looks at other frames?"""
         penalty, contexts = self.triple_penalty, self.label_contexts
-        across = contexts is not None and contexts.size[0] > 1
-        return penalty.temporal and not penalty.normalize and not across and self.iterations == 1
+        return penalty.temporal and (contexts is None or contexts.size[0] == 1) and self.iterations == 1
 
     def _dense_crf_compatibility(self, unary: Tensor, pairs: AllPairs) -> Tensor | None:
         """C where this layer is a dense CRF, no gradient is needed and nothing else is added; else None."""
@@ -312,7 +317,7 @@ class MeanField(nn.Module):
 
     def links_frames_alone(self) -> bool:
         """Do the frames of a clip meet on trajectories alone? Then `linked_frame` computes one by itself."""
-        return self._frames_are_independent() and not self.triple_penalty.sees_windows_of_other_frames()
+        return self._looks_once_at_other_frames() and not self.triple_penalty.sees_windows_of_other_frames()
 
     def linked_frame(
         self, log_p: Tensor, image: Tensor | None, beliefs: Mapping[int, Tensor], links: Mapping[int, Link]

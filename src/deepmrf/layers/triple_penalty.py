@@ -263,7 +263,7 @@ class TriplePenalty(nn.Module):
     def of_frame(self, q: Tensor, image: Tensor | None) -> Tensor:
         """t (B, L, 1, H, W) of a frame (B, L, 1, H, W), where windows of other frames weigh nothing."""
         features = check_image(image if self.features else None, q, self.features, self.dims)
-        return self._penalty(q, features, None, 0)[:, :, None]
+        return self._penalty(q, features, self.norms(q, features), 0)[:, :, None]
 
     def sees_windows_of_other_frames(self) -> bool:
         """Do windows in other frames weigh anything, or may training change that?"""

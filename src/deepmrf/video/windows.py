@@ -101,7 +101,7 @@ class _Member:
         """Log-probabilities (L, h, w) of one frame of a window, whose frames meet on trajectories alone."""
         mrf = self.model.mean_field
         assert mrf is not None  # the views have beliefs
-        reach = frame_reach(mrf)
+        reach = len(mrf.trajectory_weights)
         before, after = min(number, reach), min(len(views) - 1 - number, reach)
         links = {
             dt: (way[:, :, 0], reliable[:, :, 0])
@@ -147,8 +147,8 @@ class ClipSegmenter:
             for mirror in mirrors
         ]
         mean_fields = [model.mean_field for model in segmenter.models]
-        self.reach = max(map(frame_reach, mean_fields))
         with torch.inference_mode():  # where weights of zero count for nothing
+            self.reach = max(map(frame_reach, mean_fields))
             linked_alone = all(mrf is None or mrf.dims != 3 or mrf.links_frames_alone() for mrf in mean_fields)
         self.step = 1 if linked_alone else FRAMES_PER_WINDOW
 
