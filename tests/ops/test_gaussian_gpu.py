@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from deepmrf import ops
-from deepmrf.layers import TriplePenalty
+from deepmrf.layers import TriplePenalty, triple_penalty
 from deepmrf.ops import gaussian
 from deepmrf.ops.gaussian import gpu
 from deepmrf.ops.registry import gradients
@@ -125,7 +125,8 @@ def test_bytes_are_fractions_of_255() -> None:
 
 @runs_here
 @pytest.mark.parametrize("width", [0.24, 0.2, 0.1])
-def test_a_pixel_unlike_all_others_leaves_them_as_they_are(width: float) -> None:
+def test_a_pixel_unlike_all_others_leaves_them_as_they_are(width: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triple_penalty, "SMALLEST_NORM_SUM", triple_penalty.SMALLEST_NORM_SUM_ON_GPU)  # interpreted
     torch.manual_seed(0)
     image = 0.1 * torch.rand(2, 3, 12, 17, device=DEVICE)
     image[1, :, 5, 5] = 1  # its neighbours weigh 1e-7 and less in all: `normalize` divides by the root of that

@@ -43,9 +43,10 @@ Norms = tuple[Tensor, Tensor | None] | AllPairs
 edges of the global kernel."""
 DEFAULT_GLOBAL_WIDTHS = (80.0, 3.0)
 """Pixels: the widths of the position and of the smoothness term that the global kernel starts with."""
-SMALLEST_NORM_SUM = 1e-4
-"""Smaller sums of weights count as this in `normalize`: such a pixel is unlike all around it, and hears next to nothing
-from them. GPUs multiply in half precision, where the root of a smaller sum would leave nothing of all other pixels."""
+SMALLEST_NORM_SUM = 1e-20
+SMALLEST_NORM_SUM_ON_GPU = 1e-4
+"""Smaller sums of weights count as this in `normalize`: such a pixel is unlike all around it. GPUs multiply in half
+precision, where the root of a smaller sum, which is as large as 1e10, would leave nothing of all other pixels."""
 
 
 def default_window(dims: int, temporal: bool = False) -> int | tuple[int, ...]:
@@ -222,13 +223,14 @@ class TriplePenalty(nn.Module):
             smooth_width = self.log_smooth_width.exp() if self.smoothness else None
             return AllPairs.of(features, self.widths(), smooth_width, self.spacing, self.normalize, self.origin)
         ones = torch.ones_like(q[:, :1])
+        smallest = SMALLEST_NORM_SUM_ON_GPU if q.is_cuda else SMALLEST_NORM_SUM
 
         def norm(term: Callable[..., Tensor]) -> Tensor:
             if links is None and not self.temporal:
                 total = term(ones, features)
             else:
                 total = self._over_stacks(lambda q, f, _, frame: term(q, f, frame), ones, features, None, links)
-            return total.clamp_min(SMALLEST_NORM_SUM).rsqrt()
+            return total.clamp_min(smallest).rsqrt()
 
         return norm(self._gaussian), norm(self._smooth) if self.smoothness else None
 
