@@ -40,7 +40,6 @@ MRF: dict[str, Any] = {
     "kernel": "gaussian",
     "normalize": True,
     "gate": False,
-    "window": 25,
     "contexts": 3,
     "context_size": 9,
 }
@@ -80,7 +79,7 @@ def recipe_for(given: argparse.Namespace, stride: int, seed: int, with_mrf: bool
         recipe,
         data=replace(recipe.data, workers=0, held_out=HELD_OUT),
         unary=UnaryRecipe(network="fast", start=given.start, options=options),
-        mean_field={**MRF, "iterations": given.iterations} if with_mrf else {},
+        mean_field={**MRF, "iterations": given.iterations, "window": given.window} if with_mrf else {},
         stage=(stage,),
         augment=replace(recipe.augment, crop=tuple(given.crop)),
         precision="no",
@@ -112,6 +111,7 @@ def main() -> None:
     parser.add_argument("--mrf-rate", type=float, default=1e-2)
     parser.add_argument("--lovasz", type=float, default=0.5)
     parser.add_argument("--iterations", type=int, default=1)
+    parser.add_argument("--window", type=int, default=25)
     parser.add_argument("--crop", type=int, nargs=2, default=[192, 320])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("coarser"))
