@@ -266,6 +266,14 @@ def test_python_of_refine(scenes, capsys):
     assert len(list(Path("refined").glob("*.png"))) == 4
 
 
+def test_python_that_saves_what_a_network_says(scenes):
+    (block,) = sections("docs/refine.md")["Save what a network says"]
+    exec(compile(block, "docs/refine.md", "exec"), {})
+    log_p = np.load(next(Path("P").iterdir())).astype(np.float32)
+    assert log_p.shape == (11, 24, 32)
+    np.testing.assert_allclose(np.exp(log_p).sum(0), 1, atol=0.01)
+
+
 def test_recipe_and_python_of_train(scenes, capsys):
     text = (ROOT / "docs" / "train.md").read_text()
     (recipe,), (block,) = (re.findall(rf"```{kind}\n(.*?)```", text, re.S) for kind in ("toml", "python"))

@@ -187,6 +187,17 @@ def test_predictors_are_compared_on_each_image_and_frames_in_stretches():
     assert gain.names == data.labels.names
 
 
+def test_frames_spread_over_a_video_are_drawn_in_shorter_stretches():
+    data = synthetic((16, 24), "val", count=2, frames=15)
+    few = data.spread(6)
+    confusion = ImageConfusions(few, len(few) / len(data))
+    for item in few:
+        labels = torch.zeros(16, 24, dtype=torch.uint8)
+        confusion.add(item, torch.zeros(3, 16, 24), labels, {"a": labels})
+    gain = confusion.gain("a", "a")
+    assert (gain.stretches, gain.stretch_frames) == (3, 2)
+
+
 def test_stages_print_the_gain_and_write_it(tmp_path):
     settings = {"window": 3, "contexts": 2, "context_size": 3}
     torch.manual_seed(0)
@@ -208,7 +219,7 @@ def test_stages_print_the_gain_and_write_it(tmp_path):
     assert [*gain["iou_per_class"]] == [*LABELS.names]
     assert f"The MRF adds {100 * gain['miou']:+.2f} to mIoU, 95 % interval" in output
     assert f"{gain['better']} image" in output
-    assert "alike: a sample is 3 times up to 3 consecutive frames" in output
+    assert "alike, so the interval is over 3 stretches of 3 consecutive frames." in output
     output, written = evaluated()
     assert "gain" not in written
     assert "adds" not in output

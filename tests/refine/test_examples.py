@@ -55,7 +55,7 @@ def test_labels_that_are_never_predicted_are_no_fault_of_the_mask(folders):
     for path in list(folders[0].iterdir()):
         np.save(path.with_suffix(".npy"), np.zeros((3, *SIZE), np.float32))
     with pytest.raises(
-        ValueError, match=r"0\.png holds the id 3, but the ids here are 0 to 2.* predictions have 3 labels"
+        ValueError, match=r"0\.png holds the id 3, but the ids here are 0 to 2.* predictions lack it: they have 3"
     ):
         fit(*folders, QUICK)  # arrays do tell how many there are
 
@@ -100,7 +100,12 @@ def test_an_id_that_no_label_has_says_what_to_write(tmp_path, type_in):
     words = [word for name in ("predictions", "images", "masks") for word in (f"--{name}", tmp_path / name)]
     code, text = type_in("fit", *words, "-o", tmp_path / "mrf")
     assert code == 2
-    assert f'write {tmp_path}/masks/labels.json with the "names" of all labels, and "ignore": 3 if this is void' in text
+    written = '{"names": ["label 0", "label 1", "label 2"], "ignore": 3}'
+    assert f"if this is void, write {written} into {tmp_path}/masks/labels.json" in text
+    assert "If it is a label, the predictions lack it: they have 3." in text
+    (tmp_path / "masks/labels.json").write_text(written)
+    code, text = type_in("fit", *words, "-o", tmp_path / "mrf", "--minutes", "0.01")
+    assert "labels.json" not in text, text
 
 
 def test_labels_that_no_mask_holds_are_noted(folders):

@@ -231,8 +231,11 @@ def test_a_model_of_clips(type_in, film, pictures, model_folder):
     read_model(model_folder).inflate().save_pretrained("clips")
     film("drive.mov", pictures(6, (32, 48)))
     text = type_in("drive.mov", "-m", "clips", "-o", "out.mp4")
+    assert "Wrote out.mp4 (6 frames, linked along the flow)." in text
     assert re.search(r"Temporal consistency: \d+\.\d\d% of pixels keep their label along the flow\.", text)
-    assert "Temporal consistency" not in type_in("drive.mov", "-m", "clips", "-o", "rigid.mp4", "--flow", "none")
+    rigid = type_in("drive.mov", "-m", "clips", "-o", "rigid.mp4", "--flow", "none")
+    assert "Wrote rigid.mp4 (6 frames)." in rigid
+    assert "Temporal consistency" not in rigid
     assert "Temporal consistency" not in type_in("drive.mov", "-o", "single.mp4")
     assert "Temporal consistency" in type_in("drive.mov", "-o", "measured.mp4", "--consistency")
 
@@ -243,11 +246,11 @@ def test_a_model_of_images_with_a_part_for_video(type_in, film, pictures, model_
     model.video.trajectory_weights.fill_(0.5)
     model.save_pretrained("both")
     film("drive.mov", pictures(6, (32, 48)))
-    assert "Wrote out.mp4 (6 frames)." in type_in("drive.mov", "-m", "both", "-o", "out.mp4")
+    assert "Wrote out.mp4 (6 frames, linked along the flow)." in type_in("drive.mov", "-m", "both", "-o", "out.mp4")
     assert "is there already" in type_in("drive.mov", "-m", "both", "-o", "out.mp4")
     again = type_in("drive.mov", "-m", "both", "-o", "out.mp4", "--frame-by-frame", code=1)
     assert "--overwrite replaces it" in again
-    assert "6 frames" in type_in("drive.mov", "-m", "both", "-o", "single.mp4", "--frame-by-frame")
+    assert "(6 frames)" in type_in("drive.mov", "-m", "both", "-o", "single.mp4", "--frame-by-frame")
 
 
 def test_a_full_disk_ends_the_file_where_it_is(segmenter, film, pictures, seen, tmp_path, monkeypatch):
@@ -292,7 +295,7 @@ def test_ctrl_c_as_a_user_presses_it(tmp_path, film, pictures, seen, heard, mode
     assert len(frames) == len(list((tmp_path / "maps").glob("*.png")))
     if process.returncode != 0:  # it may have been quicker than the finger
         assert process.returncode == 130
-        assert f"Interrupted: {name} holds {len(frames)} frames." in output
+        assert f"Interrupted: {name} holds {len(frames)} frames; the same command begins it anew." in output
         packets = heard(tmp_path / name)
         assert packets == heard(tmp_path / "drive.mov")[: len(packets)]
         assert packets[-1][0] <= times[-1] + Fraction(1, 25)

@@ -124,7 +124,9 @@ def evaluate_command(
         if video and (image_count or scales or flip or objects or pictures):
             options = "--images, --scales, --flip, --objects and --pictures"
             raise ValueError(f"{options} are for images: leave them out for videos and models of clips.")
+        share = 1.0
         if image_count is not None:
+            share = min(image_count / len(images), 1.0)
             images = images.spread(image_count)
         if submission is not None:
             if video or stages or objects or out or pictures:
@@ -135,7 +137,7 @@ def evaluate_command(
             say(f"Wrote {len(paths)} label maps into {paths[0].parent}.", console)
             return
         gallery = None if pictures is None else Gallery(pictures, images.labels)
-        confusions = ImageConfusions(images) if stages else None
+        confusions = ImageConfusions(images, share) if stages else None
         with Bars(console) as bars:
             if video:
                 videos = score_videos(models, opened, images, device=target, phases=bars.progress)
@@ -211,14 +213,14 @@ def _print_gain(gain: Gain, console: Console, subject: str = "The MRF") -> None:
     rows += [("mIoU", *_signed(gain.miou)), ("pixel accuracy", *_signed(gain.pixel_accuracy))]
     console.print(table(("IoU", "gain", "low", "high"), rows, f"{subject}: gain"))
     value, low, high = _signed(gain.miou)
-    interval = f"95 % interval {low} to {high}" if low != "-" else "too few images for an interval"
+    interval = f"95 % interval {low} to {high}" if low != "-" else "no interval: measure more images"
     changed = f"{count(gain.better, 'image')} of {gain.images} better, {gain.worse} worse"
     say(f"{subject} adds {value} to mIoU, {interval}: {changed}.", console)
     if gain.stretches < FEW_IMAGES and low != "-":
-        say("So few images say nothing certain of others: the interval is of images just like these.", console)
+        say("These images are few: other images may gain more or less than the interval says.", console)
     if gain.stretch_frames > 1:
-        drawn = f"{gain.stretches} times up to {gain.stretch_frames} consecutive frames"
-        say(f"Neighbouring frames are alike: a sample is {drawn}, not single images.", console)
+        frames = f"{gain.stretch_frames} consecutive frames"
+        say(f"Neighbouring frames are alike, so the interval is over {gain.stretches} stretches of {frames}.", console)
 
 
 def _signed(interval: Interval) -> tuple[str, str, str]:

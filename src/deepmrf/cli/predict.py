@@ -309,7 +309,7 @@ def _conclusion(report: PredictReport, out: Path | URL) -> str:
         *others, last = [f"{path} (to look at)" if path == files.overlay else str(path) for path in files.all()]
         return f"Wrote {', '.join(others)} and {last}." if others else f"Wrote {last}."
     if report.done or report.earlier:
-        again = "" if report.done else "; --overwrite does them again"
+        again = "" if report.done or report.failed else "; --overwrite does them again"
         return f"{counts}: {out if out.suffix.lower() != '.png' else out.parent}{again}."
     return f"Nothing was segmented: {counts}."
 

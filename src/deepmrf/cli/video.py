@@ -180,14 +180,16 @@ def _print(source: FrameSource, report: VideoReport, console: Console) -> int:
     target = path or report.labels
     rest = f"{target} holds {count(report.frames, 'frame')}" if report.frames and target else "nothing was written"
     if report.interrupted:
-        say(f"Interrupted: {rest}.", console)
+        again = "; the same command begins it anew" if path is not None and report.frames else ""
+        say(f"Interrupted: {rest}{again}.", console)
         return 130
     if report.failed:
         warn([f"{report.failed.rstrip('.')}; {rest}."], console)
         return 1
     written = []
     if path is not None:
-        written.append(f"{path} ({count(report.frames, 'frame')})")
+        linked = ", linked along the flow" if report.linked else ""
+        written.append(f"{path} ({count(report.frames, 'frame')}{linked})")
     if report.labels is not None:
         written.append(f"{count(report.frames, 'label map')} in {report.labels}")
     say(f"Wrote {' and '.join(written)}." if written else "The overlay is there already.", console)

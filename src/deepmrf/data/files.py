@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import threading
@@ -301,7 +302,8 @@ def _describe_ids(wrong: Sequence[int], lookup: NDArray[np.int16], labels_json: 
     ignore = f'"ignore": {void[0] if len(void) == 1 else void}'
     if labels_json.is_file():
         return f"write {ignore} into {labels_json} if this is void, or add names there if these are labels"
-    return f'write {labels_json} with the "names" of all labels, and {ignore} if this is void'
+    names = [f"label {label}" for label in sorted({*lookup[lookup >= 0].tolist()} - {VOID})]
+    return f'if this is void, write {{"names": {json.dumps(names)}, {ignore}}} into {labels_json}, with your names'
 
 
 def _map_colours(rgb: Bytes, colours: Mapping[Colour, int], path: Path, labels_json: Path | None) -> Bytes:

@@ -145,10 +145,14 @@ def measure_gain(
 
 
 class ImageConfusions:
-    """The confusion matrices of each image of `data`, by predictor. `add` is a Show of evaluate.py."""
+    """The confusion matrices of each image of `data`, by predictor. `add` is a Show of evaluate.py.
 
-    def __init__(self, data: Dataset) -> None:
+    share: of all frames of a video that `data` holds, spread over it; of a tenth, a stretch is one frame, not ten.
+    """
+
+    def __init__(self, data: Dataset, share: float = 1.0) -> None:
         self.data, self.items = data, list[Item]()
+        self.stretch = max(round(STRETCH_FRAMES * share), 1)
         self.matrices: dict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, item: Item, image: Tensor, mask: Tensor, labels: dict[str, Tensor]) -> None:
@@ -161,7 +165,8 @@ class ImageConfusions:
         """Return what one predictor adds to another on the images so far."""
         indices = {item: index for index, item in enumerate(self.items)}
         runs = [[indices[item] for item in run] for run in self.data.subset(self.items).sequences()]
-        return measure_gain(self.matrices[before], self.matrices[after], self.data.labels.names, runs=runs)
+        matrices = self.matrices[before], self.matrices[after]
+        return measure_gain(*matrices, self.data.labels.names, runs=runs, stretch=self.stretch)
 
 
 def _matrices(name: str, given: Sequence[ArrayLike] | Tensor) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from deepmrf.models.parsing_network import DeepParsingNetwork
 
 TOLERANCE = 1e-4
 """The largest difference of log-probabilities that an exported file may have."""
+NEGLIGIBLE_PROBABILITY = 1e-6
+"""Added to every probability first: far below it, float32 does not know a logarithm to four digits, and nobody asks."""
 SIZES = ((360, 480), (273, 351))
 """Height and width of the images to compare on: none is the traced size, and the second is odd."""
 MIN_PHOTO_SIDE = 64
@@ -34,7 +37,7 @@ class Comparison:
     height: int
     width: int
     difference: float
-    """The largest difference between their log-probabilities."""
+    """The largest difference between their log(p + NEGLIGIBLE_PROBABILITY)."""
     model_seconds: float
     """Time of the model: the fastest of three warm runs."""
     file_seconds: float
@@ -83,8 +86,8 @@ def _timed(run: Runner, image: Tensor) -> tuple[Tensor, float]:
 def _largest_difference(actual: Tensor, expected: Tensor) -> float:
     if actual.shape != expected.shape:
         return float("inf")
-    # Impossible labels are -inf in both: no difference.
-    difference = torch.where(actual == expected, 0.0, (actual - expected).abs())
+    floor = torch.tensor(math.log(NEGLIGIBLE_PROBABILITY))
+    difference = (torch.logaddexp(actual, floor) - torch.logaddexp(expected, floor)).abs()
     return float(difference.nan_to_num(nan=float("inf")).max())
 
 

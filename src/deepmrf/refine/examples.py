@@ -203,7 +203,7 @@ class Examples:
             if highest < len(self.labels):
                 if not self.labels_counted or error.kind != "id":
                     raise
-                count = f"The predictions have {len(self.labels)} labels: is one missing there?"
+                count = f"If it is a label, the predictions lack it: they have {len(self.labels)}."
                 raise DataError(f"{error} {count}", error.path, "id") from error
             raise DataError(
                 f"{files.mask} holds ids that no predicted label map has (those use 0 to {len(self.labels) - 1}); "

@@ -119,10 +119,10 @@ def read_predicted_image(
     log_p, kind = open_prediction(files.prediction, len(labels), labels.names, label_ids, gt_prob)
     if log_p.shape[1:] != image.shape[1:]:
         given, needed = describe_size(log_p.shape[1:]), describe_size(image.shape[1:])
-        unit = "pixels" if files.dims == 2 else "voxels"
+        unit, noun = "pixels" if files.dims == 2 else "voxels", "mask" if files.image == files.mask else "image"
         raise DataError(
-            f"The prediction {files.prediction.path} is {given} {unit} but its image {files.image} is {needed}; "
-            "save predictions at the image's size.",
+            f"The prediction {files.prediction.path} is {given} {unit} but its {noun} {files.image} is {needed}; "
+            f"save predictions at the {noun}'s size.",
             files.prediction.path,
             "size",
         )

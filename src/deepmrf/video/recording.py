@@ -83,7 +83,7 @@ def record(
         full_precision=full_precision,
     )
     note, video_note = (earlier.note_of(stream.segmenter, stream.source, flow, drawn) for drawn in (False, legend))
-    report = VideoReport(segmenter.labels.names, path, folder)
+    report = VideoReport(segmenter.labels.names, path, folder, linked=stream.spans_time and flow is not None)
     if path is not None:
         earlier.check_out(path, stream.source)
         if resume and not overwrite:

@@ -33,6 +33,8 @@ class VideoReport(ClassTotals):
     """Why recording ended early, in one sentence; empty if it did not."""
     silent: str = ""
     """Why the sound was not copied; empty if it was."""
+    linked: bool = False
+    """Were frames linked along the optical flow? Otherwise each was segmented alone."""
     consistency: float | None = None
     """Share of the pixels with a reliable link that have the label of the frame before."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class VideoReport(ClassTotals):
             "frames": self.frames,
             "skipped": self.skipped,
             "complete": not (self.interrupted or self.failed or self.missing),
+            "linked": self.linked,
             "consistency": self.consistency,
             "seconds": {stage: round(seconds, 3) for stage, seconds in self.seconds.items()},
             "found": [share.to_dict() | {"frames": frames} for share, frames in self.summary()],
