@@ -189,6 +189,7 @@ def _score_predictions(folders: list[str], masks: Path, labels: int | None, out:
     facts: dict[str, Any] = {"predictions": folders, "masks": str(masks)}
     if report.gain is not None:
         _print_gain(report.gain, console, folders[1])
+        say("An MRF that learned from these masks adds less to other images: fit says how much.", console)
         facts["gain"] = report.gain.to_dict()
     if out is not None:
         with sentences():
