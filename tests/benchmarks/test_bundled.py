@@ -91,7 +91,7 @@ def test_images_of_two_sets_get_the_labels_of_the_first(tmp_path):
 def test_network_and_mrf_learn_together_as_long_as_the_network_alone():
     given = argparse.Namespace(
         data="cityscapes:PATH", start="street", steps=7, batch=2, rate=1e-3, mrf_rate=1e-2, lovasz=0.5, crop=[32, 64],
-        iterations=1,
+        iterations=1, window=25,
     )  # fmt: skip
     alone, joint = (coarser.recipe_for(given, 8, 3, with_mrf) for with_mrf in (False, True))
     assert alone.stage[0].learn == ("unary",)

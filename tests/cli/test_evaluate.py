@@ -135,7 +135,7 @@ def test_a_full_disk_is_noticed_first_and_one_that_fills_up_loses_no_table(run, 
 def test_so_few_images_come_with_a_warning(run):
     result = type_in("evaluate", run, "--data", DATA, "--images", 4, "--stages")
     assert result.exit_code == 0, result.output
-    assert "So few images say nothing certain of others" in result.output
+    assert "These images are few" in result.output
 
 
 def test_a_log_says_how_far_the_work_is(run, monkeypatch):
