@@ -242,3 +242,16 @@ def test_the_example_of_the_docstring():
     crf.addPairwiseBilateral(sxy=80, srgb=13, rgbim=image, compat=10)
     labels = np.argmax(crf.inference(10), axis=0).reshape(height, width)
     assert 0 < (labels == probabilities.argmax(0)).mean() < 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_tensors_of_bfloat16_and_arrays_that_cannot_be_written():
+    p = torch.rand(3, 40).softmax(0)
+    expected = unary_from_softmax(p.bfloat16().float())
+    np.testing.assert_array_equal(unary_from_softmax(p.bfloat16()), expected)
+    crf = dcrf.DenseCRF(40, 3)
+    crf.setUnaryEnergy(torch.from_numpy(expected).bfloat16())
+    features = np.random.default_rng(0).random((2, 40), np.float32)
+    features.flags.writeable = False
+    crf.addPairwiseEnergy(features, compat=3)
+    assert crf.inference(2).shape == (3, 40)

@@ -256,3 +256,16 @@ def test_global_edges_are_saved_by_their_settings():
         preset("cityscapes", 3)
     with pytest.raises(ValueError, match="which has none"):
         MeanField(3, kernel="global", window=5)
+
+
+def test_coarser_patterns_are_as_coarse_without_gradients():
+    log_p, image = torch.randn(1, 3, 16, 16), torch.rand(1, 3, 16, 16)
+    crf = dense_crf(3, position_width=6.0, colour_width=0.3, iterations=3).compress(stride=4)
+    torch.testing.assert_close(crf(log_p, image), crf.requires_grad_(True)(log_p, image), rtol=1e-3, atol=1e-3)
+
+
+def test_the_reach_of_all_pairs_is_that_of_the_wider_term():
+    narrow, wide = (dense_crf(2, position_width=4.0, smooth_width=width, smoothness=1.0) for width in (2.0, 30.0))
+    assert narrow.reach() == [(12, 12)] * 2
+    assert all(90 <= pixels <= 91 for reach in wide.reach() for pixels in reach)  # 3 widths, rounded up
+    assert dense_crf(2, position_width=4.0, smoothness=0).reach() == [(12, 12)] * 2

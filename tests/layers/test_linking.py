@@ -501,6 +501,32 @@ def test_inflated_it_learns_from_the_first_step(chosen, linked):
         assert mrf.label_contexts.weight[:, :, [0, 2]].abs().amax((0, 1, 3, 4)).min() > 0
 
 
+@pytest.mark.parametrize("linked", [True, False])
+def test_normalised_windows_of_other_frames_learn_steadily(linked):
+    """A pixel of a colour of its own sees itself alone, in other frames, whose weights start at zero."""
+    mrf = flat(kernel="gaussian", normalize=True, gate=False, contexts=0).inflate()
+    mrf.triple_penalty.scale.data.fill_(3.0)
+    image = torch.zeros(1, 3, 4, 5, 6)
+    image[..., 2, 3] = 1
+    truth, log_p = torch.randint(0, 3, (1, 4, 5, 6)), torch.randn(1, 3, 4, 5, 6)
+    flow = random_flow(1, 4, (5, 6)) if linked else None
+    optimiser, losses = torch.optim.SGD(mrf.parameters(), lr=1e-3), []
+    for _ in range(4):
+        loss = functional.nll_loss(mrf(log_p, image, flow), truth)
+        losses.append(loss.item())
+        optimiser.zero_grad()
+        loss.backward()
+        assert mrf.triple_penalty.frame_weights.grad.abs().max() < 100
+        optimiser.step()
+    assert losses[-1] < losses[0] + 1e-3
+    with torch.no_grad():
+        mrf.triple_penalty.frame_weights.fill_(-0.3)
+        t = mrf.triple_penalty(
+            mrf.belief(log_p), image, links=None if flow is None else mrf._links(flow, log_p.dtype, 4, None)
+        )
+    assert t.abs().max() < 3000
+
+
 def test_inflated_it_is_rebuilt_from_its_settings():
     inflated = flat(kernel="gaussian", spacing=(1.0, 2.0)).inflate(3, 2, frame_spacing=5.0)
     settings = json.loads(json.dumps(inflated.settings))

@@ -201,6 +201,44 @@ def test_every_parameter_gets_a_gradient(settings):
         assert parameter.grad.abs().sum() > 0, name
 
 
+@pytest.mark.parametrize("window", [(3, 4), (2, 2), (3, 3)])
+def test_a_norm_counts_what_a_pixel_sees_or_what_sees_it(window, pixels, neighbours, agree):
+    image = torch.rand(1, 3, *SIZE, dtype=torch.float64)
+    penalty = TriplePenalty(window, kernel="gaussian", normalize=True, gate=False).double()
+    width, position = penalty.widths().tolist()
+
+    def weight(j, z):
+        square = sum((jj - zz) ** 2 for jj, zz in zip(j, z, strict=True))
+        return math.exp(-colour_step(image, 0, j, z) / (2 * width**2) - square / (2 * position**2))
+
+    seen = {j: sum(weight(j, z) for z in neighbours(j, window, SIZE) if z != j) for j in pixels(SIZE)}
+    seeing = {
+        z: sum(weight(j, z) for j in pixels(SIZE) if j != z and z in set(neighbours(j, window, SIZE))) for z in seen
+    }
+    expected = torch.tensor([max(seen[j], seeing[j]) ** -0.5 for j in pixels(SIZE)]).view(1, 1, *SIZE)
+    agree(penalty.norms(torch.rand(1, 2, *SIZE).double(), image)[0], expected, 1e-6)
+
+
+@pytest.mark.parametrize("window", [6, 7])
+def test_two_pixels_like_no_other_count_for_no_more_than_one_neighbour(window):
+    """In an even window one of them sees the other, which sees none: the weight of that edge stays at 1 or less."""
+    image = torch.full((1, 3, 1, 30), 0.5)
+    image[..., [10, 13]] = 1
+    penalty = TriplePenalty(window, kernel="gaussian", normalize=True, gate=False)
+    assert penalty(torch.ones(1, 1, 1, 30), image).max() <= window
+
+
+def test_normalised_sums_of_half_precision():
+    image = torch.zeros(1, 3, 8, 8)
+    image[:, :, 4, 4] = 1
+    q = torch.rand(1, 2, 8, 8).half()
+    penalty = TriplePenalty(5, kernel="gaussian", normalize=True, smoothness=True)
+    for picture in (image.half(), (255 * image).byte()):
+        t = penalty(q, picture)
+        assert t.dtype == torch.float16
+        torch.testing.assert_close(t.float(), penalty(q.float(), image), atol=2e-3, rtol=2e-3)
+
+
 def test_repr_tells_the_settings():
     assert "window=(3, 3), dims=2, kernel='distance', gate=True, features=3" in repr(TriplePenalty(3))
     assert "size=(4, 5)" in repr(TriplePenalty(3, kernel="learned", size=(4, 5)))

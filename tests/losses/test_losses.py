@@ -140,3 +140,15 @@ def test_bad_input_gets_a_sentence(call, message):
 
 
 P, IMAGE = torch.full((1, 2, 4, 4), 0.5), torch.rand(1, 3, 4, 4)
+
+
+@pytest.mark.parametrize("loss", [DenseCRFLoss(), GatedCRFLoss()], ids=["dense", "gated"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_summed_in_float32(loss, dtype):
+    p, image = torch.randn(1, 21, 300, 300).softmax(1).to(dtype).requires_grad_(), torch.rand(1, 3, 300, 300)
+    value = loss(p, image)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, loss(p.detach().float(), image))
+    value.backward()
+    assert p.grad.dtype == dtype
+    assert p.grad.isfinite().all()

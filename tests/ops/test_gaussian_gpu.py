@@ -126,7 +126,7 @@ def test_bytes_are_fractions_of_255() -> None:
 @runs_here
 @pytest.mark.parametrize("width", [0.24, 0.2, 0.1])
 def test_a_pixel_unlike_all_others_leaves_them_as_they_are(width: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triple_penalty, "SMALLEST_NORM_SUM", triple_penalty.SMALLEST_NORM_SUM_ON_GPU)  # interpreted
+    monkeypatch.setattr(triple_penalty, "SMALLEST_NORM_SUM", triple_penalty.SMALLEST_NORM_SUM_ELSEWHERE)  # interpreted
     torch.manual_seed(0)
     image = 0.1 * torch.rand(2, 3, 12, 17, device=DEVICE)
     image[1, :, 5, 5] = 1  # its neighbours weigh 1e-7 and less in all: `normalize` divides by the root of that

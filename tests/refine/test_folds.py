@@ -67,3 +67,12 @@ def test_photographs_with_numbers_are_no_video():
     groups, note = groups_by_video(stems, [thumbnail(scene()) for _ in stems], 3)
     assert groups == stems
     assert not note
+
+
+@pytest.mark.parametrize("name", ["v_{:04}_rgb", "v_{:04}_leftImg8bit", "cam2_{}", "run_{}-of-100"])
+def test_the_number_of_a_frame_may_stand_anywhere_in_its_name(name):
+    stems = [name.format(number) for number in range(6)] + [f"photo{number}_{number}" for number in range(6)]
+    groups, note = groups_by_video(stems, [*frames(6), *[thumbnail(scene()) for _ in range(6)]], 3)
+    assert len(set(groups[:6])) == 1
+    assert len(set(groups[6:])) == 6
+    assert note.startswith("6 of 12 images are frames of one video")

@@ -39,3 +39,13 @@ def test_numbered_frames_are_not_taken_for_labels(tmp_path):
     matched, notes = match_files(tmp_path / "predictions", tmp_path / "images")
     assert [files.stem for files in matched] == ["drive_0", "drive_1", "drive_2"]
     assert not notes
+
+
+def test_label_maps_of_other_images_are_no_parts_of_a_prediction(tmp_path):
+    for name, stems in (("predictions", ("a_0", "a_1")), ("images", ("a", "a_0", "a_1"))):
+        (tmp_path / name).mkdir()
+        for stem in stems:
+            Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / name / f"{stem}.png")
+    matched, notes = match_files(tmp_path / "predictions", tmp_path / "images")
+    assert [files.stem for files in matched] == ["a_0", "a_1"]
+    assert notes == ["1 of the images have no prediction: a."]

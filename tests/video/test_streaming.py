@@ -190,6 +190,19 @@ def test_windows_give_what_the_whole_clip_would(clip_model, pictures, count, lin
     assert (stream.consistency is None) == (not linked or count == 1)
 
 
+@pytest.mark.parametrize("frames_seen", [2, 3, 4])
+def test_windows_of_an_even_number_of_frames_look_back_farther(model_folder, pictures, frames_seen):
+    torch.manual_seed(3)
+    model = read_model(model_folder)
+    torch.nn.init.normal_(model.mean_field.label_contexts.weight, std=0.3)
+    model = model.inflate(frames_seen, 1).requires_grad_(False).eval()
+    model.mean_field.trajectory_weights.fill_(2.0)
+    frames = pictures(6, (33, 47))
+    with segment_video(Segmenter([model], device="cpu"), Given(frames)) as stream:
+        confidence = np.stack([item.result.confidence for item in stream])
+    np.testing.assert_allclose(confidence, whole_clip(model, frames, True)[1].max(0), atol=2e-3)  # kept as float16
+
+
 @pytest.fixture
 def global_model(linking_model):
     """A model for images with a part for video, whose mean field over all pairs of pixels cannot be inflated."""

@@ -53,9 +53,9 @@ _NORMALISATIONS = ("none", "before", "after", "symmetric")
 def as_floats(values: Any, name: str) -> Floats:
     """Numbers of any kind (arrays, lists, tensors) as a float32 array without NaN."""
     if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
+        values = values.detach().float().cpu().numpy()  # NumPy has no bfloat16
     try:
-        array = np.asarray(values, dtype=np.float32, order="C")
+        array = np.require(values, np.float32, ["C", "W"])  # PyTorch warns of arrays that cannot be written
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of numbers: {error}.") from error
     if np.isnan(array).any():

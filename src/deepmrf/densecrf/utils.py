@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from deepmrf.densecrf.crf import Floats, as_floats
@@ -60,7 +61,10 @@ def unary_from_softmax(sm: Any, scale: float | None = None, clip: float | None =
 
     scale: trust them so much, and mix them with the uniform distribution for the rest. clip: the smallest probability.
     """
-    shares = np.asarray(sm.detach().cpu() if isinstance(sm, Tensor) else sm)
+    if isinstance(sm, Tensor):
+        sm = sm.detach().cpu()
+        sm = sm.float() if sm.dtype == torch.bfloat16 else sm  # NumPy has no bfloat16
+    shares = np.asarray(sm)
     if shares.ndim < 1 or not shares.shape[0]:
         raise ValueError(f"The probabilities have shape {shares.shape}: give (labels, ...).")
     if scale is not None:

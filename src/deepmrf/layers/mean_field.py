@@ -186,20 +186,23 @@ class MeanField(nn.Module):
         """
         window = reaches(self.triple_penalty.window)
         if self.triple_penalty.kernel == "global":
-            width = float(self.triple_penalty.log_position_width.detach().exp())
+            penalty = self.triple_penalty
+            widths = [penalty.log_position_width, *([penalty.log_smooth_width] if penalty.smoothness else [])]
+            width = max(float(width.detach().exp()) for width in widths)
             window = [(n, n) for n in (math.ceil(GLOBAL_REACH * width / s) for s in self.triple_penalty.spacing)]
         patterns, stride = [(0, 0)] * self.dims, 1
         if self.label_contexts is not None:
             patterns, stride = reaches(self.label_contexts.size), self.label_contexts.stride
 
-        def along(window: int, pattern: int) -> int:
+        def along(window: int, pattern: int, norm: int) -> int:
             if stride > 1:
                 pattern = stride * (-(-pattern // stride) + 2)
             if self.triple_penalty.kernel == "global":
                 return window + self.iterations * pattern
-            return self.iterations * (window + pattern) + (window if self.triple_penalty.normalize else 0)
+            return self.iterations * (window + pattern) + (norm if self.triple_penalty.normalize else 0)
 
-        reach = [(along(w[0], p[0]), along(w[1], p[1])) for w, p in zip(window, patterns, strict=True)]
+        # A norm looks as far to both sides, in even windows, too.
+        reach = [(along(w[0], p[0], max(w)), along(w[1], p[1], max(w))) for w, p in zip(window, patterns, strict=True)]
         return [window[0], *reach[1:]] if self.links_frames_alone() else reach
 
     def tempered(self, log_p: Tensor) -> Tensor:
@@ -285,10 +288,10 @@ class MeanField(nn.Module):
     def _dense_crf_compatibility(self, unary: Tensor, pairs: AllPairs) -> Tensor | None:
         """C where this layer is a dense CRF, no gradient is needed and nothing else is added; else None."""
         contexts, penalty = self.label_contexts, self.triple_penalty
-        simple = contexts is not None and contexts.contexts == 1 and set(contexts.size) == {1} and contexts.rank is None
-        if not simple or penalty.gate or self.unary != "softmax":
+        if contexts is None or penalty.gate or self.unary != "softmax":
             return None
-        assert contexts is not None  # simple
+        if contexts.contexts > 1 or set(contexts.size) != {1} or contexts.rank is not None or contexts.stride > 1:
+            return None
         features = () if pairs.edges.features is None else (pairs.edges.features,)
         if needs_gradient(unary, *features, *self.parameters()) or bool(contexts.bias.any() or penalty.shift.any()):
             return None
@@ -330,7 +333,9 @@ class MeanField(nn.Module):
         with torch.autocast(log_p.device.type, enabled=False):
             t = self.triple_penalty.of_frame(beliefs[0][:, :, None], None if image is None else image[:, :, None])
             penalty = (t if self.label_contexts is None else self.label_contexts(t, Links(1)))[:, :, 0]
-            ways = [Way(-self.trajectory_weights[abs(dt) - 1], beliefs[dt], *link) for dt, link in links.items()]
+            before, after = reaches(self.triple_penalty.window)[0]
+            seen = {dt: link for dt, link in links.items() if -before <= dt <= after}
+            ways = [Way(-self.trajectory_weights[abs(dt) - 1], beliefs[dt], *link) for dt, link in seen.items()]
             unary = self.tempered(log_p.to(t.dtype))
             return log_softmax_of_difference(unary, add_along(penalty, ways)).to(log_p.dtype)
 

@@ -44,9 +44,10 @@ edges of the global kernel."""
 DEFAULT_GLOBAL_WIDTHS = (80.0, 3.0)
 """Pixels: the widths of the position and of the smoothness term that the global kernel starts with."""
 SMALLEST_NORM_SUM = 1e-20
-SMALLEST_NORM_SUM_ON_GPU = 1e-4
-"""Smaller sums of weights count as this in `normalize`: such a pixel is unlike all around it. GPUs multiply in half
-precision, where the root of a smaller sum, which is as large as 1e10, would leave nothing of all other pixels."""
+SMALLEST_NORM_SUM_ELSEWHERE = 1e-4
+"""Smaller sums of weights count as this in `normalize`: such a pixel is unlike all around it. The second is for GPUs,
+which multiply in half precision, where the root of a smaller sum, as large as 1e10, would leave nothing of all other
+pixels; and for windows over frames, where a pixel may see another one that does not see it."""
 
 
 def default_window(dims: int, temporal: bool = False) -> int | tuple[int, ...]:
@@ -155,6 +156,9 @@ class TriplePenalty(nn.Module):
     ) -> Tensor:
         check_maps("q", q, None, self.dims, "labels")
         check_real("q", q)
+        if self.normalize and q.dtype == torch.float16:  # its smallest number is larger than some sums of weights
+            image = image.float() if image is not None and image.is_floating_point() else image
+            return self.forward(q.float(), image, norms, links).half()
         features = check_image(image if self.features else None, q, self.features, self.dims)
         if (self.normalize or self.kernel == "global") and norms is None:
             norms = self.norms(q, features, links)
@@ -223,16 +227,27 @@ class TriplePenalty(nn.Module):
             smooth_width = self.log_smooth_width.exp() if self.smoothness else None
             return AllPairs.of(features, self.widths(), smooth_width, self.spacing, self.normalize, self.origin)
         ones = torch.ones_like(q[:, :1])
-        smallest = SMALLEST_NORM_SUM_ON_GPU if q.is_cuda else SMALLEST_NORM_SUM
+        of_clip = links is not None or self.temporal
+        over_frames = of_clip and self.sees_windows_of_other_frames()
+        smallest = SMALLEST_NORM_SUM_ELSEWHERE if q.is_cuda or over_frames else SMALLEST_NORM_SUM
 
         def norm(term: Callable[..., Tensor]) -> Tensor:
-            if links is None and not self.temporal:
-                total = term(ones, features)
-            else:
-                total = self._over_stacks(lambda q, f, _, frame: term(q, f, frame), ones, features, None, links)
-            return total.clamp_min(smallest).rsqrt()
+            def total(q: Tensor, features: Tensor, _: None = None, frame: int | None = None) -> Tensor:
+                return self._sum_both_ways(term, q, features, frame)
+
+            sums = self._over_stacks(total, ones, features, None, links, True) if of_clip else total(ones, features)
+            return sums.clamp_min(smallest).rsqrt()
 
         return norm(self._gaussian), norm(self._smooth) if self.smoothness else None
+
+    def _sum_both_ways(self, term: Callable[..., Tensor], ones: Tensor, features: Tensor, frame: int | None) -> Tensor:
+        """The sum of the weights of all that a pixel sees or, where even windows make that more, of all that see it."""
+        sums = term(ones, features, frame)
+        axes = [axis - self.dims for axis, (before, after) in enumerate(reaches(self.window)) if before != after]
+        axes = [axis for axis in axes if frame is None or axis > -self.dims]  # along frames, a window is as it is
+        if not axes:
+            return sums
+        return torch.maximum(sums, term(ones, features.flip(axes), frame).flip(axes))
 
     def _over_stacks(
         self,
@@ -241,8 +256,12 @@ class TriplePenalty(nn.Module):
         features: Tensor,
         norms: Norms | None,
         links: Links | None,
+        sizes_of_weights: bool = False,
     ) -> Tensor:
-        """penalty(q, features, norms, frame) on the stack around every frame."""
+        """penalty(q, features, norms, frame) on the stack around every frame.
+
+        sizes_of_weights: take the frames' weights without their signs.
+        """
         links = links or Links(q.shape[2])
         before, after = reach = links.reach(reaches(self.window)[0]) if self.sees_windows_of_other_frames() else (0, 0)
         if features.dtype == torch.uint8 and reach != (0, 0):
@@ -253,6 +272,7 @@ class TriplePenalty(nn.Module):
             weighted = links.stack(q, reach, span)
             if self.temporal and before + after:
                 weights = torch.cat([torch.ones_like(self.scale)[None], self.frame_weights])
+                weights = weights.abs() if sizes_of_weights else weights
                 weighted = weighted * weights[distances].view(-1, 1, 1)
             stacked_norms = None
             if norms is not None:

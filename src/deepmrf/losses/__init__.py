@@ -55,6 +55,8 @@ class CRFLoss(nn.Module):
     def forward(self, probabilities: Tensor, image: Tensor, mask: Tensor | None = None) -> Tensor:
         """mask (B, *S): 1 where a pixel counts, 0 where it does not."""
         counted = _checked_mask(probabilities, image, mask)
+        dtype = torch.promote_types(probabilities.dtype, torch.float32)  # the sums are beyond half precision
+        probabilities, counted = probabilities.to(dtype), counted.to(dtype)
         features = unit_features(image, probabilities.dtype)
         probabilities, features, counted = self.resized(probabilities, features, counted)
         return self._energy(self.filter_of(features), probabilities, counted)

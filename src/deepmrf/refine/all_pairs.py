@@ -14,12 +14,13 @@ from torch import Tensor
 
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.layers import MeanField
+from deepmrf.predict.tiles import spaced
 from deepmrf.refine.examples import Examples
 from deepmrf.refine.tally import Tally
 from deepmrf.training.mean_field import penalty_map
 
 POSITION_WIDTHS = (40.0, 20.0, 80.0)
-"""Pixels; the first is tried with all widths of colours."""
+"""Pixels, of volumes millimetres; the first is tried with all widths of colours."""
 COLOUR_WIDTHS = (4 / 255, 3 / 255, 8 / 255)
 """The first is tried with all widths of positions."""
 WEIGHTS = (0.5, 1.0, 2.0, 3.0, 5.0)
@@ -72,7 +73,8 @@ def _best_weight(
     tallies = [Tally(examples) for _ in weights]
     for done, index in enumerate(indices, start=1):
         example = examples[index]
-        t = penalty_map(mrf, example.log_p, example.image).to(mrf.triple_penalty.scale)
+        with spaced(mrf, example.spacing):
+            t = penalty_map(mrf, example.log_p, example.image).to(mrf.triple_penalty.scale)
         unary: Tensor = mrf.tempered(example.log_p[None].to(t))[0]
         for weight, tally in zip(weights, tallies, strict=True):
             tally.add(example, (unary - weight * t).argmax(0).cpu())

@@ -1,13 +1,14 @@
 """The folds of a cross-validation: images that belong together are held out together.
 
 The frames of a video are nearly alike, so a fold that holds a few of them out beside their neighbours tests nothing.
-Groups are what a pattern finds in the names, or videos: names that differ in their last number alone, and whose images
-resemble the next ones.
+Groups are what a pattern finds in the names, or videos: at least MIN_FRAMES names that differ in one number alone, and
+whose images resemble the next ones.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -91,17 +92,24 @@ def split(groups: Sequence[str], folds: int, seed: int) -> list[list[int]]:
 
 def _videos(stems: Sequence[str], thumbnails: Sequence[Tensor]) -> dict[str, list[int]]:
     """The indices of the frames of each video, in order, by what their names have in common."""
-    by_prefix: dict[str, list[tuple[int, int]]] = {}
-    for index, stem in enumerate(stems):
-        match = re.fullmatch(r"(.*?)(\d+)", stem)
-        if match:
-            by_prefix.setdefault(match[1], []).append((int(match[2]), index))
+    numbers = [list(re.finditer(r"\d+", stem))[::-1] for stem in stems]  # the last one first
+    shared = Counter(_around(match) for matches in numbers for match in matches)
+    by_rest: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for index, matches in enumerate(numbers):
+        number = next((match for match in matches if shared[_around(match)] >= MIN_FRAMES), None)
+        if number is not None:
+            by_rest.setdefault(_around(number), []).append((int(number[0]), index))
     videos = {}
-    for prefix, numbered in by_prefix.items():
+    for (before, after), numbered in by_rest.items():
         frames = [index for _, index in sorted(numbered)]
         if len(frames) >= MIN_FRAMES and _resemblance([thumbnails[index] for index in frames]) >= MIN_RESEMBLANCE:
-            videos[prefix] = frames
+            videos[f"{before}*{after}" if after else before] = frames
     return videos
+
+
+def _around(number: re.Match[str]) -> tuple[str, str]:
+    """What stands before and after a number in a name."""
+    return number.string[: number.start()], number.string[number.end() :]
 
 
 def _resemblance(thumbnails: Sequence[Tensor]) -> float:

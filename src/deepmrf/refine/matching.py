@@ -77,8 +77,9 @@ def match_files(
     unpredicted: list[str] = []
     unmasked: list[str] = []
     used: set[str] = set()
-    for stem, image in _paths_by_stem(Path(images), dims).items():
-        prediction = folder.find(stem)
+    image_paths = _paths_by_stem(Path(images), dims)
+    for stem, image in image_paths.items():
+        prediction = folder.find(stem, image_paths)
         if prediction is None:
             unpredicted.append(stem)
             continue

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,8 +91,11 @@ class PredictionFolder:
             if match:
                 self.numbered.setdefault(match[1], {})[match[2]] = path
 
-    def find(self, stem: str) -> PredictionFiles | None:
-        """The prediction of an image, or None."""
+    def find(self, stem: str, images: Container[str] = ()) -> PredictionFiles | None:
+        """The prediction of an image, or None.
+
+        images: the names of all images. Where there is an image a_0, a_0.png is no part of the prediction of a.
+        """
         if stem in self.arrays:
             return PredictionFiles(stem, array=self.arrays[stem], dims=self.dims)
         if stem in self.folders:
@@ -102,8 +105,9 @@ class PredictionFolder:
         if stem in self.pictures:
             confidence = self.pictures.get(stem + _CONFIDENCE_ENDING)
             return PredictionFiles(stem, ids=self.pictures[stem], confidence=confidence)
-        if stem in self.numbered:
-            return PredictionFiles(stem, per_label=self.numbered[stem])
+        numbered = self.numbered.get(stem, {})
+        if numbered and not any(path.stem in images for path in numbered.values()):
+            return PredictionFiles(stem, per_label=numbered)
         return None
 
     def stems(self) -> list[str]:

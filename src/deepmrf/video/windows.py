@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from deepmrf.flow import Flow, join
 from deepmrf.models.parsing_network import DeepParsingNetwork
+from deepmrf.ops.window import reaches
 from deepmrf.predict.ahead import Cores
 from deepmrf.predict.frames import Window, frame_reach, windows
 from deepmrf.predict.result import Segmentation
@@ -101,8 +102,8 @@ class _Member:
         """Log-probabilities (L, h, w) of one frame of a window, whose frames meet on trajectories alone."""
         mrf = self.model.mean_field
         assert mrf is not None  # the views have beliefs
-        reach = len(mrf.trajectory_weights)
-        before, after = min(number, reach), min(len(views) - 1 - number, reach)
+        reach = reaches(mrf.triple_penalty.window)[0]
+        before, after = min(number, reach[0]), min(len(views) - 1 - number, reach[1])
         links = {
             dt: (way[:, :, 0], reliable[:, :, 0])
             for dt, (way, reliable) in flow.trajectories(before, after, slice(number, number + 1)).items()
