@@ -80,7 +80,7 @@ def test_damaged_models_are_named(run):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--video", "--flip"], "--scales, --flip, --objects and --pictures are for images"),
+        (["--video", "--flip"], "--scales, --flip, --stages, --objects and --pictures are for images"),
         (["--device", "foo"], "device='foo' is unknown"),
         (["--device", "cuda"], "finds no GPU here"),
         (["-o", __file__], "is a file: give a folder for the scores."),

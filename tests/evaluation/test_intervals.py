@@ -15,8 +15,9 @@ from deepmrf.cli import app
 from deepmrf.data import synthetic
 from deepmrf.data.folder import write_folder
 from deepmrf.data.synthetic import LABELS
+from deepmrf.evaluation.dice import mean_dice
 from deepmrf.evaluation.evaluate import evaluate_parts
-from deepmrf.evaluation.intervals import ImageConfusions, measure_gain, tail_share
+from deepmrf.evaluation.intervals import ImageConfusions, measure_dice_gain, measure_gain, tail_share
 from deepmrf.evaluation.metrics import SegmentationMetrics
 from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
 
@@ -156,7 +157,7 @@ def test_labels_that_are_absent_count_as_in_the_metrics():
     ("change", "says"),
     [
         ({"before": []}, r"before has shape \(0, 0, 0\)"),
-        ({"before": np.ones((3, 2, 3))}, r"before has shape \(3, 2, 3\)"),
+        ({"before": np.ones((3, 2, 4))}, r"before has shape \(3, 2, 4\)"),
         ({"after": [np.eye(2)]}, "differ in their true labels"),
         ({"after": [np.eye(2), np.eye(2) * 2]}, "differ in their true labels"),
         ({"before": np.zeros((2, 2, 2)), "after": np.zeros((2, 2, 2))}, "nothing to score"),
@@ -223,3 +224,63 @@ def test_stages_print_the_gain_and_write_it(tmp_path):
     output, written = evaluated()
     assert "gain" not in written
     assert "adds" not in output
+
+
+def test_stray_pixels_of_a_rare_label_do_not_weigh_as_much_as_a_label():
+    """Every image gets better; a label that one image shows gets a stray pixel in five others."""
+    before = np.zeros((20, 3, 3), np.int64)
+    before[:, 0, :2] = before[:, 1, 1::-1] = 80, 20
+    before[0, 2] = 0, 30, 70
+    after = before.copy()
+    after[:, 0, :2] = after[:, 1, 1::-1] = 85, 15
+    after[0, 2] = 0, 20, 80
+    after[1:6, 0, 0] -= 1
+    after[1:6, 0, 2] += 1
+    gain = measure_gain(before, after)
+    assert gain.better == 20
+    assert gain.miou.value == pytest.approx(miou(after.sum(0)) - miou(before.sum(0)))
+    assert 0 < gain.miou.low < gain.miou.value < gain.miou.high
+
+
+def test_a_label_that_no_image_shows_counts_zero_where_it_is_predicted():
+    before = np.stack([np.array([[50, 50, 0], [0, 100, 0], [0, 0, 0]])] * 12)
+    after = np.stack([np.array([[90, 9, 1], [0, 100, 0], [0, 0, 0]])] * 12)
+    gain = measure_gain(before, after)
+    assert gain.miou.value == pytest.approx(miou(after.sum(0)) - miou(before.sum(0)))
+    assert [gain.miou.low, gain.miou.high] == pytest.approx([gain.miou.value] * 2)
+
+
+def test_pixels_without_a_label_are_wrong():
+    metrics = SegmentationMetrics(2, abstains=True)
+    target, prediction = torch.tensor([[0, 0, 0, 1, 1, 255]]), torch.tensor([[0, 0, 255, 1, 255, 255]])
+    metrics.update(prediction, target)
+    scores = metrics.compute()
+    assert scores.pixel_accuracy == pytest.approx(3 / 5)
+    assert scores.iou_per_class == pytest.approx((2 / 3, 1 / 2))
+    counts = metrics.confusion[None]
+    assert counts.shape == (1, 2, 3)
+    gain = measure_gain(counts, np.array([[[3, 0], [0, 2]]]))
+    assert gain.pixel_accuracy.value == pytest.approx(2 / 5)
+    assert gain.miou.value == pytest.approx(1 - 7 / 12)
+    with pytest.raises(ValueError, match="prediction holds 255"):
+        SegmentationMetrics(2).update(prediction, target)
+
+
+def test_the_gain_in_dice_is_the_loop_over_samples():
+    random = np.random.default_rng(1)
+    rows = random.random((7, 2))
+    rows[2, 1] = math.nan
+    before = {f"v{n}": tuple(row) for n, row in enumerate(rows)}
+    after = {f"v{n}": tuple(row + 0.05 * random.random(2)) for n, row in enumerate(rows)}
+    gain = measure_dice_gain(before, after, draws=200, seed=3)
+    assert gain.value == pytest.approx(mean_dice(after) - mean_dice(before))
+    loop = []
+    for times in np.random.default_rng(3).multinomial(7, [1 / 7] * 7, 200):
+        names = [(f"v{n}", copy) for n, count in enumerate(times) for copy in range(count)]
+        parts = [mean_dice({str(name): dice[name[0]] for name in names}) for dice in (before, after)]
+        loop.append(parts[1] - parts[0])
+    tail = tail_share(0.95, 7)
+    assert [gain.low, gain.high] == pytest.approx(np.nanquantile(loop, [tail, 1 - tail]))
+    one = measure_dice_gain({"v0": (0.5,)}, {"v0": (0.7,)})
+    assert one.value == pytest.approx(0.2)
+    assert math.isnan(one.low)

@@ -10,6 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from deepmrf.cli import app
+from deepmrf.evaluation.dice import mean_dice
 from deepmrf.refine.score import score
 
 LABELS, COUNT, SIZE = 3, 4, (10, 12)
@@ -103,3 +104,76 @@ def test_what_cannot_be_scored_is_said_in_one_sentence(folders, monkeypatch, wor
     assert code == 2
     assert says in text
     assert len(text.strip().splitlines()) == 1
+
+
+def drive(tmp_path, moves, count=40):
+    """Masks with a road below and a block that moves a little from frame to frame, or jumps; two folders of label maps.
+
+    In the first folder a whole column is wrong, in the second half of it, in stretches of ten frames.
+    """
+    random = np.random.default_rng(0)
+    for name in ("masks", "first", "second"):
+        (tmp_path / name).mkdir()
+    for number in range(count):
+        mask = np.zeros((24, 48), np.uint8)
+        mask[14:] = 1
+        left = number if moves else random.integers(0, 40)
+        mask[random.integers(0, 10) if not moves else 6 :, left : left + 8] = 2
+        first, second = mask.copy(), mask.copy()
+        first[:, 0] = (mask[:, 0] + 1) % 3
+        second[: 24 * (number // 10 % 2), 0] = first[: 24 * (number // 10 % 2), 0]
+        for name, ids in (("masks", mask), ("first", first), ("second", second)):
+            Image.fromarray(ids).save(tmp_path / name / f"a_{number:03}.png")
+    return [tmp_path / "first", tmp_path / "second"], tmp_path / "masks"
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["video", "photographs"])
+def test_frames_of_a_video_are_drawn_in_stretches(tmp_path, moves):
+    report = score(*drive(tmp_path, moves))
+    assert (report.gain.stretches, report.gain.stretch_frames) == ((4, 10) if moves else (40, 1))
+
+
+def test_pixels_that_a_label_map_leaves_out_are_wrong(tmp_path):
+    for name in ("masks", "maps"):
+        (tmp_path / name).mkdir()
+    mask = np.zeros((8, 10), np.uint8)
+    mask[4:] = 1
+    for missing, right in ((0, 4), (1, 4)):
+        maps = mask.copy()
+        maps[mask == missing] = 255
+        for name, ids in (("masks", mask), ("maps", maps)):
+            Image.fromarray(ids).save(tmp_path / name / "0.png")
+        report = score([tmp_path / "maps"], tmp_path / "masks", labels=2)
+        scores = report.scores[str(tmp_path / "maps")]
+        assert scores.pixel_accuracy == pytest.approx(right / 8)
+        assert scores.iou_per_class == pytest.approx((0, 1) if missing == 0 else (1, 0))
+        assert "50.0% of the labelled pixels have no label there" in report.notes[0]
+    code, text = type_in("evaluate", tmp_path / "maps", "--masks", tmp_path / "masks", "--labels", 2)
+    assert code == 0
+    assert "count as wrong" in text
+
+
+def test_volumes_have_dice_and_its_gain(tmp_path):
+    nibabel = pytest.importorskip("nibabel")
+    random = np.random.default_rng(0)
+    for name in ("masks", "raw", "refined"):
+        (tmp_path / name).mkdir()
+    for number in range(6):
+        mask = np.zeros((9, 10, 8), np.uint8)
+        mask[2:6, 3:7, 2:6] = 1
+        mask[5:8, 1:4, 3:7] = 2
+        nibabel.save(nibabel.Nifti1Image(mask, np.eye(4)), tmp_path / f"masks/v{number}.nii.gz")
+        for name, share in (("raw", 0.2), ("refined", 0.1)):
+            ids = np.where(random.random(mask.shape) < share, (mask + 1) % 3, mask)
+            np.save(tmp_path / name / f"v{number}.npy", np.eye(3, dtype=np.float32)[ids].transpose(3, 0, 1, 2))
+    folders = [tmp_path / "raw", tmp_path / "refined"]
+    report = score(folders, tmp_path / "masks")
+    raw, refined = (mean_dice(report.dice[str(folder)]) for folder in folders)
+    assert report.dice_gain.value == pytest.approx(refined - raw)
+    assert 0 < report.dice_gain.low < report.dice_gain.value < report.dice_gain.high
+    assert report.gain.miou.low > 0
+    code, text = type_in("evaluate", *folders, "--masks", tmp_path / "masks", "-o", tmp_path / "s")
+    assert code == 0, text
+    assert f"adds +{100 * (refined - raw):.2f} to the mean Dice" in text
+    facts = json.loads((tmp_path / "s/scores.json").read_text())
+    assert facts["dice"][str(folders[1])]["mean"] == pytest.approx(refined)

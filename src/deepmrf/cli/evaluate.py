@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from deepmrf.evaluation.intervals import Gain, Interval
     from deepmrf.evaluation.metrics import Scores
     from deepmrf.evaluation.videos import VideoScores
+    from deepmrf.refine.score import PredictionScores
 
 FEW_IMAGES = 10
 """Of fewer images, or stretches of frames, a sentence says that the interval is not to be trusted."""
@@ -98,7 +99,8 @@ def evaluate_command(
     models, factors = split_scales(models, scales or [])
     process.prepare()
     if masks is not None:
-        if data or image_count or scales or flip or stages or objects or video or pictures or submission or network:
+        others = (data, image_count, scales, flip, stages, objects, video, device, pictures, submission, network)
+        if any(others) or split != "val":
             fail("--masks scores saved predictions: beside it, give --labels and --out alone.")
         _score_predictions(models, masks, labels, out)
         return
@@ -121,8 +123,8 @@ def evaluate_command(
         target = chosen_device(device)
         opened, images = open_models(models, data, split, network)
         video = video or any(model.spans_time for model in opened)
-        if video and (image_count or scales or flip or objects or pictures):
-            options = "--images, --scales, --flip, --objects and --pictures"
+        if video and (image_count or scales or flip or stages or objects or pictures):
+            options = "--images, --scales, --flip, --stages, --objects and --pictures"
             raise ValueError(f"{options} are for images: leave them out for videos and models of clips.")
         share = 1.0
         if image_count is not None:
@@ -187,8 +189,14 @@ def _score_predictions(folders: list[str], masks: Path, labels: int | None, out:
     warn(report.notes, console)
     _print_images(report.scores, str(masks), console)
     facts: dict[str, Any] = {"predictions": folders, "masks": str(masks)}
+    if report.dice:
+        facts["dice"] = _print_dice(report, console)
     if report.gain is not None:
         _print_gain(report.gain, console, folders[1])
+        if report.dice_gain is not None:
+            value, low, high = _signed(report.dice_gain)
+            interval = f"95 % interval {low} to {high}" if low != "-" else "no interval: measure more volumes"
+            say(f"{folders[1]} adds {value} to the mean Dice, {interval}.", console)
         say("An MRF that learned from these masks adds less to other images: fit says how much.", console)
         facts["gain"] = report.gain.to_dict()
     if out is not None:
@@ -207,6 +215,18 @@ def _print_images(scores: dict[str, Scores], title: str, console: Console) -> No
             by_class = zip(score.names, score.la_objects_per_class, strict=True)
             listed = ", ".join(f"{label} {percent(value)}" for label, value in by_class if value == value)
             console.print(f"LA by objects {percent(score.la_objects)}: {listed}")
+
+
+def _print_dice(report: PredictionScores, console: Console) -> dict[str, Any]:
+    """The mean Dice of each label but the first, over volumes; returned as plain numbers."""
+    from deepmrf.evaluation.dice import dice_per_label, mean_dice
+
+    dice = {name: (mean_dice(values), dice_per_label(values)) for name, values in report.dice.items()}
+    names = next(iter(report.scores.values())).names[1:]
+    rows = [(label, *[percent(values[n]) for _, values in dice.values()]) for n, label in enumerate(names)]
+    rows.append(("mean", *[percent(value) for value, _ in dice.values()]))
+    console.print(table(("Dice", *dice), rows, "Dice, the mean over volumes"))
+    return {name: {"mean": value, "per_label": values} for name, (value, values) in dice.items()}
 
 
 def _print_gain(gain: Gain, console: Console, subject: str = "The MRF") -> None:

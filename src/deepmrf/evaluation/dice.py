@@ -23,9 +23,9 @@ VolumeDice = dict[str, tuple[float, ...]]
 
 def volume_dice(prediction: Tensor, truth: Tensor, labels: int) -> tuple[float, ...]:
     """Return the Dice of labels 1 .. L - 1 in one volume, from label ids of any shape."""
-    counts = confusion(prediction, truth, labels)
+    counts = confusion(prediction, truth, labels, abstains=True)
     both = counts.diagonal().double()
-    return tuple((2 * both / (counts.sum(0) + counts.sum(1)))[1:].tolist())
+    return tuple((2 * both / (counts.sum(0)[:labels] + counts.sum(1)))[1:].tolist())
 
 
 def dice_per_label(dice: Mapping[str, Sequence[float]]) -> list[float]:
@@ -70,5 +70,5 @@ class VolumeMetrics(SegmentationMetrics):
 
     def update(self, prediction: Tensor, target: Tensor, objects: Tensor | None = None) -> None:
         """Add one volume: label ids of any shape; objects are not used."""
-        self.confusion += confusion(prediction, target, self.labels, self.ignore)
+        self.confusion += confusion(prediction, target, self.labels, self.ignore, self.abstains)
         self.images += 1

@@ -3,8 +3,11 @@
     gain        score after - score before; mIoU and IoU come from the confusion matrices of all images, summed
     low, high   about the middle 95 % of the gains of 2,000 samples: a paired bootstrap over images
 
-A sample holds as many images as there are, drawn with replacement, and both labellings are scored on it. Neighbouring
-frames of a video are alike, so that drawing them one by one would pretend to know more than is known. They are drawn in
+A sample holds as many images as there are, drawn with replacement, and both labellings are scored on it: their mIoU is
+over the labels that the sample truly shows, so that stray pixels of another label do not weigh as much as a label. (A
+label that is predicted, but that no image at all shows, counts 0 in every sample, as it does in the score.)
+
+Neighbouring frames of a video are alike, so that drawing them one by one would pretend to know more than is known. They are drawn in
 stretches of 10 consecutive frames (a video's last frame is followed by its first), each frame as often as any image.
 
 A bootstrap of few images or stretches is too narrow, as the normal distribution is in place of Student's t. The share
@@ -29,6 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from deepmrf.data.dataset import Dataset, Item
+from deepmrf.evaluation.dice import VolumeDice
 from deepmrf.evaluation.metrics import confusion, none_for_nan
 from deepmrf.layers.inputs import check_count
 
@@ -97,6 +101,7 @@ def measure_gain(
 ) -> Gain:
     """Return what `after` adds to `before`: of each image its confusion matrix (L, L), (true label, predicted label).
 
+    Matrices (L, L + 1) count, in the last column, pixels that got no label.
     An MRF earns its place if `measure_gain(network, model).miou.low > 0`.
 
     names: one for each label. runs: the indices of consecutive frames of each video; images in none of them, and all by
@@ -108,7 +113,7 @@ def measure_gain(
     check_count("draws", draws)
     if not 0 < level < 1:
         raise ValueError(f"level={level} is no share of cases: give one between 0 and 1, such as 0.95.")
-    if first.shape != second.shape or not np.array_equal(first.sum(2), second.sum(2)):
+    if first.shape[:2] != second.shape[:2] or not np.array_equal(first.sum(2), second.sum(2)):
         raise ValueError("before and after differ in their true labels: give matrices of the same images in one order.")
     if not first.any():
         raise ValueError("There is nothing to score: give confusion matrices of an image that is not all void.")
@@ -124,7 +129,9 @@ def measure_gain(
     samples = (repeats.astype(float) @ stretches.reshape(images, -1)).reshape(draws, *counts.shape[1:])
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: nothing to measure
-        values, sampled = _gains(counts.sum(0)[None])[0], _gains(samples)  # (2 + L,), (D, 2 + L)
+        total = counts.sum(0)[None]
+        invented = (total[:, :, 1] == 0) & (total[:, :, 2] > 0)  # (1, 2, L)
+        values, sampled = _gains(total, invented)[0], _gains(samples, invented)  # (2 + L,), (D, 2 + L)
         low = high = np.full_like(values, np.nan)
         if drawn > 1:
             tail = tail_share(level, drawn)
@@ -169,9 +176,31 @@ class ImageConfusions:
         return measure_gain(*matrices, self.data.labels.names, runs=runs, stretch=self.stretch)
 
 
+def measure_dice_gain(before: VolumeDice, after: VolumeDice, draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Return what `after` adds to the mean Dice of `before`, volume by volume, with its 95 % interval over volumes."""
+    first, second = (np.array([list(dice[name]) for name in before]) for dice in (before, after))  # (V, L - 1) each
+    volumes = len(first)
+    repeats = np.random.default_rng(seed).multinomial(volumes, [1 / volumes] * volumes, draws).astype(float)  # (D, V)
+
+    def means(dice: Floats, repeats: Floats) -> Floats:
+        known = ~np.isnan(dice)
+        per_label: Floats = (repeats @ np.where(known, dice, 0)) / (repeats @ known)  # the mean over volumes
+        return np.asarray(np.nanmean(per_label, 1), float)
+
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: a label that no volume of a sample has
+        value = float((means(second, np.ones((1, volumes))) - means(first, np.ones((1, volumes))))[0])
+        if volumes < 2:
+            return Interval(value, math.nan, math.nan)
+        tail = tail_share(LEVEL, volumes)
+        low, high = np.nanquantile(means(second, repeats) - means(first, repeats), [tail, 1 - tail])
+    return Interval(value, float(low), float(high))
+
+
 def _matrices(name: str, given: Sequence[ArrayLike] | Tensor) -> Ints:
     matrices = np.stack([np.asarray(matrix) for matrix in given]) if len(given) else np.zeros((0, 0, 0))
-    if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or not len(matrices) or (matrices < 0).any():
+    square = matrices.ndim == 3 and matrices.shape[2] - matrices.shape[1] in (0, 1)
+    if not square or not len(matrices) or (matrices < 0).any():
         raise ValueError(
             f"{name} has shape {matrices.shape}: give the confusion matrix (L, L) of every image, counts of pixels."
         )
@@ -189,7 +218,8 @@ def _checked_runs(runs: Sequence[Sequence[int]], images: int) -> list[list[int]]
 
 def _label_counts(matrices: Ints) -> Ints:
     """Return the pixels (N, 3, L) that are right, true and predicted, of each label."""
-    return np.stack([matrices.diagonal(axis1=1, axis2=2), matrices.sum(2), matrices.sum(1)], 1)
+    labels = matrices.shape[1]
+    return np.stack([matrices.diagonal(axis1=1, axis2=2), matrices.sum(2), matrices.sum(1)[:, :labels]], 1)
 
 
 def _stretches(counts: Ints, runs: Sequence[Sequence[int]], stretch: int) -> tuple[Ints, Ints]:
@@ -203,11 +233,15 @@ def _stretches(counts: Ints, runs: Sequence[Sequence[int]], stretch: int) -> tup
     return np.concatenate(sums), np.concatenate(lengths)
 
 
-def _gains(counts: Ints | Floats) -> Floats:
-    """Counts (D, 2, 3, L), before and after -> gains (D, 2 + L): mIoU, pixel accuracy, IoU of each label."""
+def _gains(counts: Ints | Floats, invented: NDArray[np.bool_]) -> Floats:
+    """Counts (D, 2, 3, L), before and after -> gains (D, 2 + L): mIoU, pixel accuracy, IoU of each label.
+
+    invented (1, 2, L): labels that are predicted, but that no image shows.
+    """
     right, true, predicted = np.moveaxis(counts.astype(float), 2, 0)  # (D, 2, L) each
     iou = right / (true + predicted - right)
-    scores = [np.nanmean(iou, 2), right.sum(2) / true.sum(2), *np.moveaxis(iou, 2, 0)]
+    of_shown = np.where(true > 0, iou, np.where(invented, 0.0, np.nan))
+    scores = [np.nanmean(of_shown, 2), right.sum(2) / true.sum(2), *np.moveaxis(iou, 2, 0)]
     gains: Floats = np.diff(np.stack(scores, 2), axis=1)[:, 0]
     return gains
 

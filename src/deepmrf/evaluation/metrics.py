@@ -118,7 +118,8 @@ class SegmentationMetrics(Metric):
     """Scores over any number of images, in any number of processes, as a torchmetrics metric.
 
     labels: L; predictions and targets hold 0 .. L - 1. ignore: the target's id of void. names: one for each label.
-    tag_pixels: see TA above. options: those of torchmetrics, such as process_group.
+    tag_pixels: see TA above. abstains: predictions may hold `ignore` for no label, which is never right.
+    options: those of torchmetrics, such as process_group.
     """
 
     is_differentiable = False
@@ -141,6 +142,7 @@ class SegmentationMetrics(Metric):
         names: Sequence[str] | None = None,
         *,
         tag_pixels: int = TAG_PIXELS,
+        abstains: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -151,8 +153,9 @@ class SegmentationMetrics(Metric):
         if names is not None and len(names) != labels:
             raise ValueError(f"names holds {len(names)} names for {labels} labels: pass one per label.")
         self.names = tuple(names) if names is not None else tuple(str(index) for index in range(labels))
-        self.labels, self.ignore, self.tag_pixels = labels, ignore, tag_pixels
-        self.add_state("confusion", torch.zeros(labels, labels, dtype=torch.int64), "sum")  # (true, predicted)
+        self.labels, self.ignore, self.tag_pixels, self.abstains = labels, ignore, tag_pixels, abstains
+        counts = torch.zeros(labels, labels + abstains, dtype=torch.int64)  # (true, predicted)
+        self.add_state("confusion", counts, "sum")
         for name in ("right_tags", "ever_tagged", "box_count", "boundary_count", "object_count"):
             self.add_state(name, torch.zeros(labels, dtype=torch.int64), "sum")
         for name in ("box_sum", "boundary_sum", "object_sum"):
@@ -174,7 +177,7 @@ class SegmentationMetrics(Metric):
         pairs = self.confusion.double().cpu()
         if not pairs.sum():
             raise ValueError("There is nothing to score: update the metrics with an image that is not all void first.")
-        right, true, predicted = pairs.diagonal(), pairs.sum(1), pairs.sum(0)
+        right, true, predicted = pairs.diagonal(), pairs.sum(1), pairs.sum(0)[: self.labels]
         per_class = {  # 0 / 0 is NaN: nothing to measure
             "iou": right / (true + predicted - right),
             "accuracy": right / true,
@@ -211,7 +214,8 @@ class SegmentationMetrics(Metric):
         target = target.to(self.device, torch.int64).reshape(-1, height, width)
         valid = target != self.ignore
         for name, ids in (("target", target), ("prediction", prediction)):
-            wrong = ids[valid & ((ids < 0) | (ids >= self.labels))]
+            named = valid if name == "target" or not self.abstains else valid & (ids != self.ignore)
+            wrong = ids[named & ((ids < 0) | (ids >= self.labels))]
             if wrong.numel():
                 raise ValueError(
                     f"{name} holds {int(wrong[0])}, but ids must be 0 .. {self.labels - 1}"
@@ -223,10 +227,10 @@ class SegmentationMetrics(Metric):
     def _add(self, prediction: Tensor, target: Tensor, objects: Tensor | None) -> None:
         """Add one image (H, W)."""
         valid, void = target != self.ignore, self.labels
-        counts = confusion(prediction, target, self.labels, self.ignore)
+        counts = confusion(prediction, target, self.labels, self.ignore, self.abstains)
         self.confusion += counts
         self.images += 1
-        true_tag, tag = counts.sum(1) >= self.tag_pixels, counts.sum(0) >= self.tag_pixels
+        true_tag, tag = counts.sum(1) >= self.tag_pixels, counts.sum(0)[: self.labels] >= self.tag_pixels
         self.right_tags += true_tag == tag
         self.ever_tagged += true_tag | tag
         self.box_count += true_tag
@@ -254,11 +258,16 @@ class SegmentationMetrics(Metric):
         self.object_count += torch.bincount(labels[counted], minlength=self.labels)
 
 
-def confusion(prediction: Tensor, target: Tensor, labels: int, ignore: int = VOID) -> Tensor:
-    """Pixels counted by (true label, predicted label), (L, L), void left out; maps of any shape."""
-    valid = target != ignore
-    pairs = target[valid].long() * labels + prediction[valid].long()
-    return torch.bincount(pairs, minlength=labels**2).view(labels, labels)
+def confusion(prediction: Tensor, target: Tensor, labels: int, ignore: int = VOID, abstains: bool = False) -> Tensor:
+    """Pixels counted by (true label, predicted label), (L, L), void left out; maps of any shape.
+
+    abstains: predictions may hold `ignore` for no label, counted in a last column, (L, L + 1).
+    """
+    valid, columns = target != ignore, labels + abstains
+    predicted = prediction[valid].long()
+    predicted = torch.where(predicted == ignore, labels, predicted) if abstains else predicted
+    pairs = target[valid].long() * columns + predicted
+    return torch.bincount(pairs, minlength=labels * columns).view(labels, columns)
 
 
 def check_label_ids(name: str, ids: Tensor) -> None:

@@ -6,6 +6,7 @@ import copy
 import csv
 import io
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,16 @@ def score_videos(
     phases: Phases = no_phases,
 ) -> dict[str, VideoScores]:
     """Scores of each model by itself on frames in their order, by the name of its folder if that is unique."""
-    short = [Path(name).parent.name if Path(name).name == "model" else Path(name).name for name in names]
+    short = [_short_name(name) for name in names]
     unique = short if len(set(short)) == len(short) else names
     measured = video_models(dict(zip(unique, [model.to(device) for model in models], strict=True)))
     return evaluate_video(measured, data, device, phases("frames"))
+
+
+def _short_name(name: str) -> str:
+    """The name of a model's folder, or of the run that it belongs to: "drive" of "runs/drive/model"."""
+    path = Path(os.path.abspath(name))
+    return (path.parent.name if path.name == "model" else path.name) or name
 
 
 def write_scores(folder: Path, facts: dict[str, Any], scores: Mapping[str, Scores | VideoScores]) -> tuple[Path, Path]:

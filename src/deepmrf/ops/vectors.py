@@ -13,14 +13,17 @@ from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any
 
+import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from deepmrf.ops.jobs import FUSED, compiled
 
+# Parts of numba come from numba as a whole, here and in all kernels: a thread that begins with a part, while another
+# one imports the whole, gets a module that is not finished.
+cgutils, types, intrinsic = numba.core.cgutils, numba.core.types, numba.extending.intrinsic
+cpu_target = numba.core.registry.cpu_target
 CACHE_LINE = 64
 """Bytes. A vector that lies in two lines takes twice the time."""
 FLOAT, DOUBLE, INDEX = ir.FloatType(), ir.DoubleType(), ir.IntType(64)

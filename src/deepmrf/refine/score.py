@@ -4,7 +4,9 @@
     report.scores["refined"].miou, report.gain.miou.low
 
 Scored are the images that all folders predict and that have a mask. Masks stand for the images themselves, which say
-nothing more here: predictions need only have their size.
+nothing more here: predictions need only have their size. A pixel to which a label map gives no label (255) is wrong.
+
+Frames of a video are told by their names and by masks that resemble the next ones; the interval then counts stretches.
 """
 
 from __future__ import annotations
@@ -15,16 +17,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
-from deepmrf.data.dataset import need_folder
+from deepmrf.data.dataset import Dataset, Item, need_folder, sequence_and_frame
 from deepmrf.data.files import VOID
+from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Phases, no_phases
-from deepmrf.evaluation.intervals import Gain, measure_gain
+from deepmrf.evaluation.dice import VolumeDice
+from deepmrf.evaluation.intervals import Gain, Interval, measure_dice_gain, measure_gain
 from deepmrf.evaluation.metrics import Scores, confusion
-from deepmrf.refine.examples import Examples, open_examples
+from deepmrf.refine.examples import Example, Examples, open_examples
+from deepmrf.refine.folds import MIN_FRAMES, THUMBNAIL_SIDE
 from deepmrf.refine.matching import MatchedFiles, match_files
 from deepmrf.refine.predictions import Folder
 from deepmrf.refine.tally import Tally
+
+LABEL_MAP = "label ids"
+"""How `Examples.kinds` begins where predictions are label maps."""
+MIN_RESEMBLANCE_OF_MASKS = 0.4
+"""Correlation of successive masks, their median, from which on they are frames of one video."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,11 @@ class PredictionScores:
     scores: dict[str, Scores]
     """By folder."""
     gain: Gain | None
-    """What the second of two folders adds to the first; None for volumes, and for other numbers of folders."""
+    """What the second of two folders adds to the first; None for other numbers of folders."""
+    dice: dict[str, VolumeDice]
+    """By folder; empty for images."""
+    dice_gain: Interval | None
+    """What the second of two folders of volumes adds to the mean Dice of the first."""
     notes: tuple[str, ...]
     """What is missing or odd."""
 
@@ -54,22 +70,65 @@ def score(
     if not stems:
         raise FileNotFoundError(f"No mask has a prediction in each of {', '.join(names)}: give them equal names.")
     examples = _open([[files for files in folder if files.stem in stems] for folder in matched], Path(masks), labels)
-    scores, confusions = dict[str, Scores](), list[torch.Tensor]()
+    scores, dice, confusions, thumbnails = dict[str, Scores](), dict[str, VolumeDice](), list[Tensor](), list[Tensor]()
     for name, part in zip(names, examples, strict=True):
-        tally, progress = Tally(part, all_scores=True), phases(name)
-        matrices = []
+        tally, progress = Tally(part, all_scores=True, abstains=True), phases(name)
+        matrices, unlabelled = [], 0
         for done, example in enumerate(map(part.__getitem__, range(len(part))), start=1):
-            map_of_labels = example.log_p.argmax(0)
-            tally.add(example, map_of_labels)
-            matrices.append(confusion(map_of_labels, example.mask, len(part.labels), VOID))
+            labels_there = _label_map(part, example)
+            unlabelled += int(((labels_there == VOID) & (example.mask != VOID)).sum())
+            tally.add(example, labels_there)
+            matrices.append(confusion(labels_there, example.mask, len(part.labels), VOID, abstains=True))
+            if part is examples[0] and part.dims == 2:
+                thumbnails.append(_thumbnail(example.mask, len(part.labels)))
             progress(done, len(part))
         scores[name] = tally.scores()
         confusions.append(torch.stack(matrices))
-    gain = None
-    if len(examples) == 2 and examples[0].dims == 2:
-        before, after = confusions
-        gain = measure_gain(before, after, examples[0].labels.names)
-    return PredictionScores(scores, gain, tuple(notes))
+        if tally.dice is not None:
+            dice[name] = tally.dice
+        if unlabelled:
+            share = unlabelled / int(confusions[-1].sum())
+            notes.append(f"{name}: {share:.1%} of the labelled pixels have no label there, and count as wrong.")
+    gain = dice_gain = None
+    if len(examples) == 2:
+        runs = _videos([files.stem for files in examples[0].files], thumbnails) if thumbnails else []
+        gain = measure_gain(confusions[0], confusions[1], examples[0].labels.names, runs=runs)
+        dice_gain = measure_dice_gain(dice[names[0]], dice[names[1]]) if dice else None
+    return PredictionScores(scores, gain, dice, dice_gain, tuple(notes))
+
+
+def _label_map(examples: Examples, example: Example) -> Tensor:
+    """The label of each pixel (*S), VOID where a label map has none."""
+    labels = example.log_p.argmax(0)
+    kind = next(kind for kind, stems in examples.kinds.items() if example.stem in stems)
+    if not kind.startswith(LABEL_MAP):
+        return labels
+    unlabelled = example.log_p.amax(0) == example.log_p.amin(0)  # a label that is there is more probable than others
+    return labels.masked_fill(unlabelled, VOID) if len(examples.labels) > 1 else labels
+
+
+def _thumbnail(mask: Tensor, labels: int) -> Tensor:
+    """What is compared of a mask (H, W): the share of each label in each of a few cells."""
+    maps = functional.one_hot(mask.long().where(mask != VOID, labels), labels + 1)[..., :labels].permute(2, 0, 1)
+    return functional.adaptive_avg_pool2d(maps.float(), THUMBNAIL_SIDE).flatten()
+
+
+def _videos(stems: Sequence[str], thumbnails: Sequence[Tensor]) -> list[list[int]]:
+    """The indices of consecutive frames of each video, where masks resemble the next ones.
+
+    What all masks have in common, as those of streets do, is no resemblance.
+    """
+    values = torch.stack(list(thumbnails))
+    differences = functional.normalize(values - values.mean(0), dim=1)
+    indices = {stem: index for index, stem in enumerate(stems)}
+    items = [Item(stem, Path(stem), None, *sequence_and_frame(stem)) for stem in stems]
+    runs = []
+    for run in Dataset(items, LabelSet.numbered(1)).sequences():
+        frames = [indices[item.name] for item in run]
+        alike = (differences[frames[1:]] * differences[frames[:-1]]).sum(1)
+        if len(frames) >= MIN_FRAMES and float(alike.median()) >= MIN_RESEMBLANCE_OF_MASKS:
+            runs.append(frames)
+    return runs
 
 
 def _open(matched: list[list[MatchedFiles]], masks: Path, labels: int | None) -> list[Examples]:

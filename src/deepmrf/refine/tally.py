@@ -15,12 +15,16 @@ from deepmrf.refine.examples import Example, Examples
 
 
 class Tally:
-    """The scores of examples' label maps; all_scores: those of boundaries, boxes and tags of images, too."""
+    """The scores of examples' label maps.
 
-    def __init__(self, examples: Examples, all_scores: bool = False) -> None:
+    all_scores: those of boundaries, boxes and tags of images, too. abstains: label maps may hold VOID for no label.
+    """
+
+    def __init__(self, examples: Examples, all_scores: bool = False, abstains: bool = False) -> None:
         names, volumes = examples.labels.names, examples.dims == 3
         kind = SegmentationMetrics if all_scores and not volumes else VolumeMetrics
-        self.metrics = kind(len(names), VOID, names, compute_with_cache=False)  # `merged` adds to what was computed
+        options = {"abstains": abstains, "compute_with_cache": False}  # `merged` adds to what was computed
+        self.metrics = kind(len(names), VOID, names, **options)
         self.dice: VolumeDice | None = {} if volumes else None
 
     def add(self, example: Example, labels: Tensor) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numba.core import cgutils
 
 from deepmrf.ops.contexts.cpu_tiles import (
     PADDING,
@@ -26,7 +25,7 @@ from deepmrf.ops.contexts.cpu_tiles import (
     transpose,
 )
 from deepmrf.ops.jobs import ANY_ORDER, compiled
-from deepmrf.ops.vectors import aligned, operation
+from deepmrf.ops.vectors import aligned, cgutils, operation
 
 PIXELS_PER_SUM = 4096
 """Pixels of a map that the bias' gradient sums in the map's own precision; they stay in the cache for all patterns."""

@@ -17,10 +17,9 @@ import math
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
-from numba.core import cgutils
 
 from deepmrf.ops.jobs import compiled
-from deepmrf.ops.vectors import Vectors, operation
+from deepmrf.ops.vectors import Vectors, cgutils, operation
 
 Value = Any  # an LLVM value: a vector of lanes
 Pair = tuple[Value, Value]  # (real, imaginary)

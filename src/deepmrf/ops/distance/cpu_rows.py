@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba.core import cgutils
-
 from deepmrf.ops.distance.cpu_sums import BLOCK, LANES
-from deepmrf.ops.vectors import DOUBLE, INDEX, Vectors, operation
+from deepmrf.ops.vectors import DOUBLE, INDEX, Vectors, cgutils, operation
 
 LINE = LANES * BLOCK
 """From a result to the next one in lines."""

@@ -30,9 +30,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.core import cgutils
-
-from deepmrf.ops.vectors import Vectors, operation
+from deepmrf.ops.vectors import Vectors, cgutils, operation
 
 LANES = 8
 """Labels in a vector of float64 numbers."""

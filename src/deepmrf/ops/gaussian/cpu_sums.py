@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.core import cgutils
-from numba.core.registry import cpu_target
-
-from deepmrf.ops.vectors import INDEX, Vectors, operation
+from deepmrf.ops.vectors import INDEX, Vectors, cgutils, cpu_target, operation
 
 ROWS = 3
 """Rows of pixels that share their neighbours."""

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
-from numba.core import cgutils
 
-from deepmrf.ops.vectors import FLOAT, INDEX, Vectors, operation
+from deepmrf.ops.vectors import FLOAT, INDEX, Vectors, cgutils, operation
 
 LANES = 8
 """Rows are a multiple of this many channels."""
