@@ -7,8 +7,9 @@ A sample holds as many images as there are, drawn with replacement, and both lab
 over the labels that the sample truly shows, so that stray pixels of another label do not weigh as much as a label. (A
 label that is predicted, but that no image at all shows, counts 0 in every sample, as it does in the score.)
 
-Neighbouring frames of a video are alike, so that drawing them one by one would pretend to know more than is known. They are drawn in
-stretches of 10 consecutive frames (a video's last frame is followed by its first), each frame as often as any image.
+Neighbouring frames of a video are alike, so that drawing them one by one would pretend to know more than is known. They
+are drawn in stretches of 10 consecutive frames (a video's last frame is followed by its first), each frame as often as
+any image.
 
 A bootstrap of few images or stretches is too narrow, as the normal distribution is in place of Student's t. The share
 of the samples beyond each end is therefore smaller than 2.5 %: 0.9 % of 10 stretches, 2.3 % of 100 images
