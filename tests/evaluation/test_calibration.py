@@ -147,6 +147,27 @@ def test_a_model_for_videos_in_half_precision_stays_one(folder, tmp_path, of_vid
     assert read_model(tmp_path / "out").video.temperature == (2.0 if of_video == 1 else of_video)
 
 
+def test_results_that_are_linked_are_divided_by_one_temperature(folder, tmp_path):
+    """A mean field over all pairs labels each frame first: its temperature is not that of what links the frames."""
+    model = read_model(folder)
+    pairs = MeanField(len(model.labels), kernel="global", gate=False, contexts=0)
+    model = DeepParsingNetwork(model.unary, pairs, model.labels)
+    model.video = VideoPart(frames=3)
+    write_model(model, tmp_path / "pairs")
+    result = type_in("calibrate", tmp_path / "pairs", "--data", DATA, "-t", 2, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert read_model(tmp_path / "out").mean_field.temperature == 2
+    assert read_model(tmp_path / "out").video.temperature == 1
+
+
+def test_a_folder_with_the_name_of_a_bundled_model_keeps_its_precision(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(read_model(folder), tmp_path / "camvid")
+    result = type_in("calibrate", "camvid", "--data", DATA, "-t", 2, "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert not is_half(tmp_path / "out")
+
+
 def test_the_command_says_when_more_should_be_tried(folder):
     result = type_in("calibrate", folder, "--data", DATA, "-t", 0.5, "-t", 0.2)
     assert result.exit_code == 0, result.output

@@ -142,3 +142,16 @@ def test_void_and_missing_labels():
     assert layer.label_scaling.bias.isfinite().all()
     assert layer.label_scaling.log_scale.abs().max() < 5
     assert layer.label_scaling.bias[3] < layer.label_scaling.bias[0]
+
+
+def test_it_is_learned_alike_again(monkeypatch):
+    """A training that goes on learns it a second time, from where it began the first."""
+    monkeypatch.setattr("deepmrf.training.mean_field.SCALING_STEPS", 2)
+    log_p, mask = torch.randn(4, 16, 16).log_softmax(0), torch.randint(0, 4, (16, 16))
+    layer = MeanField(4, contexts=0, label_scaling=True)
+    results = []
+    for _ in range(2):
+        learn_scaling(layer, [(log_p, mask)], 1, 255)
+        results.append(torch.cat([layer.label_scaling.log_scale, layer.label_scaling.bias]).detach().clone())
+    assert torch.equal(*results)
+    assert results[0].abs().max() > 0.01

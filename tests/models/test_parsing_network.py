@@ -106,12 +106,29 @@ def test_labels_may_be_names(tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert "library_name: deepmrf" in card
     assert "pushed to the Hub" not in card  # the usual card says so of every folder
+    assert card.endswith(
+        '    deepmrf.load("this folder, or its id on the hub", network=your_network)("photo.jpg").save("labels.png")\n'
+    )
     result = load(tmp_path, network=network)(np.zeros((8, 9, 3), np.uint8))
     assert result.names == ("grass", "road")
     with pytest.raises(ValueError, match="mean field has 2 labels, the label set 3"):
         DeepParsingNetwork(network, MeanField(2), ["a", "b", "c"])
     with pytest.raises(ValueError, match="network has 2 labels, the label set 3"):
         DeepParsingNetwork(wrap(network, 2), None, ["a", "b", "c"])
+
+
+def test_the_card_of_a_network_of_deepmrf_asks_for_no_network(tmp_path):
+    model().save_pretrained(tmp_path)
+    assert 'deepmrf.load("this folder, or its id on the hub")("photo.jpg")' in (tmp_path / "README.md").read_text()
+
+
+def test_a_container_is_asked_for_as_the_network_that_was_saved(tmp_path):
+    DeepParsingNetwork(nn.Sequential(nn.Conv2d(3, 2, 1)), None, ["a", "b"]).save_pretrained(tmp_path / "a")
+    with pytest.raises(ValueError, match="pass network=the same network that was saved, as built by your code, or"):
+        load(tmp_path / "a")
+    DeepParsingNetwork(nn.Conv2d(3, 2, 1), None, ["a", "b"]).save_pretrained(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"pass network=torch\.nn\.modules\.conv\.Conv2d\(\.\.\.\), or"):
+        load(tmp_path / "b")
 
 
 def test_other_arguments_get_advice():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from deepmrf.data.labels import ANIMALS
 from deepmrf.models.folder import CONFIG, WEIGHTS
-from deepmrf.models.names import PRETRAINED, bundled, summarise
+from deepmrf.models.names import PRETRAINED, bundled, find_folder, summarise
+from deepmrf.models.parsing_network import DeepParsingNetwork, write_model
+from deepmrf.unary import build
 
 
 @pytest.mark.parametrize("name", bundled())
@@ -56,3 +59,11 @@ def test_a_folder_without_labels_is_damaged(tmp_path):
     (tmp_path / WEIGHTS).write_bytes(b"")
     with pytest.raises(ValueError, match="cannot be used"):
         summarise(tmp_path)
+
+
+def test_the_folder_of_a_model_goes_before_a_bundled_one_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "street").mkdir()  # of data
+    assert find_folder("street") == PRETRAINED / "street"
+    write_model(DeepParsingNetwork(build("fast", 2), None, ["a", "b"]), tmp_path / "street" / "model")
+    assert find_folder("street") == Path("street/model")

@@ -120,6 +120,22 @@ def test_the_reach_by_hand():
     assert grid([None], [check_zoom(1), check_zoom(1.5), check_zoom(1.25)]) == 128
 
 
+@pytest.mark.parametrize("scale, step", [(0.9, 320), (1.1, 320), (0.75, 128), (1.5, 64)])
+def test_tiles_lie_on_the_grid_of_every_scale(scale, step):
+    """A network that sees single pixels: whatever differs between tiles comes from resizing."""
+
+    def pixelwise(image):
+        values = image.float() / 255
+        return torch.cat([values, 1 - values[:, :1]], 1).mul(3).log_softmax(1)
+
+    assert grid([None], scales=[1.0, scale]) == step
+    assert grid([None], [check_zoom(1.25)], [scale]) % step == 0
+    image = torch.randint(0, 256, (1, 3, 1000, 700), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    predict = scaled(predictor(pixelwise), [scale])
+    whole, parts = predict(image), tiled(predict, 400, 64, step)(image)
+    assert (whole - parts).abs().mean() < 2e-4
+
+
 def test_labels_by_tiles_are_those_of_the_whole():
     model = Small(loud(FIELDS["paper"]))
     image = picture(47, 31)[0]

@@ -331,6 +331,16 @@ def test_identity_tells_linked_frames_from_others(linking_model, model_folder):
     assert segmenter.for_video() is segmenter
 
 
+def test_identity_knows_the_mean_field_of_each_frame(global_model):
+    def identity():
+        return Segmenter([global_model], device="cpu").for_video().identity
+
+    before = identity()
+    assert identity() == before
+    global_model.mean_field.temperature = 2.5
+    assert identity() != before
+
+
 def test_other_frames_do_matter_here(clip_model, pictures):
     frames = pictures(5, (33, 47))
     alone = np.stack([whole_clip(clip_model, frames[n : n + 1], False)[0][0] for n in range(5)])

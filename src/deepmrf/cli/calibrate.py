@@ -62,7 +62,8 @@ def calibrate_command(
             rows = calibrate(opened.to(target), images, tried, target, bars.progress("images"))
         chosen = best(rows)
         if out is not None and opened.mean_field is not None:
-            if opened.video is not None and opened.video.temperature == opened.mean_field.temperature:
+            same = opened.video is not None and opened.video.temperature == opened.mean_field.temperature
+            if opened.video is not None and same and opened.mean_field.can_inflate:  # else its field is divided already
                 opened.video.temperature = chosen.temperature
             opened.mean_field.temperature = chosen.temperature
             values = {"split": split, "temperature": chosen.temperature, "nll": chosen.nll, "error": chosen.error}

@@ -20,7 +20,7 @@ from deepmrf.data.writing import write_text
 from deepmrf.evaluation.evaluate import Show, evaluate_parts
 from deepmrf.evaluation.metrics import Scores
 from deepmrf.evaluation.videos import VideoScores, evaluate_video, video_models
-from deepmrf.models.names import NETWORK_ALONE, from_folder, model_below, open_model
+from deepmrf.models.names import NETWORK_ALONE, open_model
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.scales import Model, combined
 from deepmrf.unary.own import OwnNetwork
@@ -38,11 +38,7 @@ def open_models(
 
     network: the network of folders that were saved around one of the user's own.
     """
-    models = []
-    for name in names:
-        own = copy.deepcopy(network)  # each model has weights of its own
-        # The folder of a model goes before a bundled model of its name; any other folder, such as data, does not.
-        models.append(from_folder(Path(name), own) if model_below(Path(name)) else open_model(name, own))
+    models = [open_model(name, copy.deepcopy(network)) for name in names]  # each model has weights of its own
     images = open_data(data, split)
     for name, model in zip(names, models, strict=True):
         model.labels.check_same(name, images.labels, data, SAME_LABELS)

@@ -47,11 +47,14 @@ def open_model(name: str | os.PathLike[str], network: OwnNetwork | None = None) 
 
 
 def find_folder(name: str | os.PathLike[str]) -> Path:
-    """The folder of the model of that name; a model on the hub is downloaded."""
+    """The folder of the model of that name; a model on the hub is downloaded.
+
+    The folder of a model goes before a bundled model of its name; any other folder, such as data, does not.
+    """
     text = os.fspath(name)
-    if text in bundled():
-        return PRETRAINED / text
     path = Path(text).expanduser()
+    if text in bundled() and model_below(path) is None:
+        return PRETRAINED / text
     if path.is_dir():
         return _with_config(path)
     if path.suffix.lower() in CODE_SUFFIXES:

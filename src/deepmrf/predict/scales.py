@@ -31,6 +31,8 @@ NETWORK_MARGIN = 128
 mean) everything, but what lies 128 pixels away counts for little; the MRF's part is exact."""
 TILE_GRID = 32
 """Tiles begin at multiples of this, so that a network at stride 2 to 32 puts its cells where it would in the image."""
+MAX_DENOMINATOR = 16
+"""Of a scale as a fraction: tiles at 0.9, which is 9 / 10, begin at multiples of 10."""
 MAX_ENLARGED_NUMBERS = 2**24
 """Probabilities that `enlarged_labels` has in memory at a time."""
 
@@ -100,8 +102,12 @@ def margin(
     return math.ceil((farthest + network) / min(1.0, *scales))
 
 
-def grid(mean_fields: Sequence[MeanField | None], zooms: Sequence[Fraction] = ()) -> int:
-    """Tiles begin at multiples of this: of TILE_GRID, also as zoomed networks see it, and of the contexts' stride."""
+def grid(
+    mean_fields: Sequence[MeanField | None], zooms: Sequence[Fraction] = (), scales: Sequence[float] = ()
+) -> int:
+    """Tiles begin at multiples of this: of TILE_GRID, at all scales and zooms too, and of the contexts' stride."""
+    factors = [Fraction(scale).limit_denominator(MAX_DENOMINATOR) for scale in scales or (1.0,)]
+    zooms = [zoom * factor for zoom in zooms or (Fraction(1),) for factor in factors] + factors
     contexts = [mrf.label_contexts for mrf in mean_fields if mrf is not None]
     strides = [layer.stride for layer in contexts if layer is not None]
     return math.lcm(TILE_GRID, *[TILE_GRID * zoom.denominator for zoom in zooms], *strides)

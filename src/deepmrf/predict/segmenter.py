@@ -120,7 +120,7 @@ class Segmenter:
         self.size = trained_size(self.models) if size is None and tile is None else size or None
         fields = [model.mean_field for model in self.models]
         zooms = [getattr(model.unary, "zoom", NO_ZOOM) for model in self.models]
-        self.margin, self.step = margin(fields, self.scales), grid(fields, zooms)
+        self.margin, self.step = margin(fields, self.scales), grid(fields, zooms, self.scales)
 
     def __repr__(self) -> str:
         models = ", ".join(model.summary() for model in self.models)
@@ -190,6 +190,8 @@ class Segmenter:
         for model in self.models:
             config = model.config()
             digest.update(repr([config[part] for part in ("unary", "mean_field", "labels")]).encode())
+            of_images = getattr(model, "of_images", None)  # of a model whose frames are segmented, and then linked
+            digest.update(b"" if of_images is None else repr(of_images.settings).encode())
             for name, value in model.state_dict().items():
                 if name.startswith("video."):  # of no use to this model: `for_video` gives the one that uses it
                     continue

@@ -97,6 +97,9 @@ def learn_scaling(
     if not len(target):
         return
     device = scaling.bias.device
+    with torch.no_grad():  # begin alike, also where a training goes on that had learned it
+        for parameter in scaling.parameters():
+            parameter.zero_()
     log_p = (log_p.clamp_min(LEAST_LOG_P_LEARNED) / mrf.temperature).T[None].to(device)  # (1, L, N)
     target = target[None].to(device)  # (1, N)
     parameters = list(scaling.parameters())
