@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -206,10 +207,42 @@ def test_features_of_any_number_of_axes():
     np.testing.assert_allclose(
         create_pairwise_bilateral((1, 1), (1, 2, 3), colours, chdim=2)[4], colours[..., 2].ravel() / 3
     )
-    with pytest.raises(ValueError, match="schan has 2 widths, but the image has 3 channels"):
-        create_pairwise_bilateral((1, 1), (1, 2), colours, chdim=2)
     with pytest.raises(ValueError, match="sdims has 3 widths"):
         create_pairwise_gaussian((1, 1, 1), (4, 5))
+
+
+@pytest.mark.parametrize("kind", [tuple, list, np.array, torch.tensor])
+@pytest.mark.parametrize(
+    ("widths", "channels", "message"),
+    [
+        (
+            [13.0],
+            2,
+            r"length 1, but the image has 2 channels: give one per channel \(\(13, 13\)\), or schan=13 for all",
+        ),
+        ([13.0, 5.0], 3, r"length 2, but the image has 3 channels: give one per channel \(\(13, 13, 13\)\), or schan"),
+        ([13.0, 5.0], 1, r"length 2, but the image has 1 channel: give one per channel \(\(13,\)\), or schan=13"),
+        ([13.0], 11, r"give one per channel \(11 widths\), or schan=13"),
+        ([], 2, r"length 0, but the image has 2 channels: give one per channel \(\(1, 1\)\), or schan=1"),
+        ([13.0, 5.0, 5.0], 0, r"but the image has 1 channel \(chdim=-1\): give one"),
+    ],
+)
+def test_a_sequence_of_widths_is_one_per_channel(kind, widths, channels, message):
+    """pydensecrf leaves the channels beyond the last width as they are, without a word."""
+    image = np.ones((4, 3, channels) if channels else (4, 3))
+    with pytest.raises(ValueError, match=message) as raised:
+        create_pairwise_bilateral((1, 1), kind(widths), image, chdim=2 if channels else -1)
+    assert len(re.findall(r"[.!?](?=\s|$)", str(raised.value))) == 1
+
+
+@pytest.mark.parametrize("width", [4, 4.0, np.float32(4), np.int64(4), np.array(4.0), torch.tensor(4.0)])
+def test_a_number_is_the_width_of_all_channels(width):
+    image = np.random.default_rng(0).random((4, 3, 2))
+    features = create_pairwise_bilateral((1, 1), width, image, chdim=2)
+    np.testing.assert_allclose(features[2:], image.reshape(-1, 2).T / 4, rtol=1e-6)
+    np.testing.assert_array_equal(create_pairwise_bilateral((1, 1), (4, 4), image, chdim=2), features)
+    np.testing.assert_array_equal(create_pairwise_bilateral((1, 1), (4,), image[..., :1], chdim=2), features[:3])
+    np.testing.assert_array_equal(create_pairwise_bilateral((1, 1), [4], image[..., 0]), features[:3])
 
 
 def test_the_filter_of_rloss_writes_into_the_array_it_is_given():

@@ -35,12 +35,25 @@ def messages(layer, log_p=LOGITS, image=RGB):
     return [str(warning.message) for warning in caught if issubclass(warning.category, InputWarning)]
 
 
+CLIP_MEAN, CLIP_STD = (
+    torch.tensor(values).view(3, 1, 1) for values in ([0.4815, 0.4578, 0.4082], [0.2686, 0.2613, 0.2758])
+)
+SMALL = functional.interpolate(
+    torch.from_numpy(data.astronaut()).permute(2, 0, 1)[None] / 255, (60, 80), mode="bilinear", antialias=True
+)
+UNIFORM = torch.rand(1, 3, 60, 80, generator=torch.Generator().manual_seed(2))
+
 WRONG_IMAGES = {
     "bytes": (255 * RGB, "from 0 to 249 and seems to be bytes as floats", "pass image / 255"),
     "dark bytes": ((51 * RGB).round(), "seems to be bytes as floats", "uint8"),
     "resized bytes": (functional.interpolate(255 * RGB, (60, 80), mode="bicubic").clamp(0, 255), "bytes", "/ 255"),
     "ImageNet": ((RGB - MEAN) / STD, "normalised by ImageNet's mean and std", "before its normalisation"),
     "ImageNet in half": (((RGB - MEAN) / STD).half(), "normalised by ImageNet's", "before its normalisation"),
+    "noise, ImageNet": ((UNIFORM - MEAN) / STD, "normalised by ImageNet's mean and std", "in [0, 1] or as uint8"),
+    "noise, ImageNet in half": (((UNIFORM - MEAN) / STD).half(), "normalised by ImageNet's", "before its"),
+    "noise, CLIP": ((UNIFORM - CLIP_MEAN) / CLIP_STD, "normalised by CLIP's mean and std", "before its"),
+    "noise, Caffe": (255 * UNIFORM - torch.tensor([104.0, 116.7, 122.7]).view(3, 1, 1), "bytes minus", "before its"),
+    "resized, ImageNet": ((SMALL - MEAN) / STD, "normalised by ImageNet's mean and std", "before its normalisation"),
     "signed": (2 * RGB - 1, "normalised to [-1, 1]", "before its normalisation"),
     "Caffe": (255 * RGB.flip(1) - torch.tensor([104.0, 116.7, 122.7]).view(3, 1, 1), "bytes minus", "before its"),
 }
@@ -104,6 +117,14 @@ FINE_IMAGES = {
     "per cent": 100 * RGB + 0.01 * NOISE.abs(),
     "12 bits": (4095 * (RGB + 0.001 * NOISE)).round(),
     "16 bits in [0, 1]": (65535 * (RGB + 0.001 * NOISE)).round() / 65535,
+    "resized": SMALL,
+    "torch.rand": UNIFORM,
+    "torch.rand, signed": 2 * UNIFORM - 1,
+    "torch.rand of another range": 4 * UNIFORM - 2,
+    "torch.randn": NOISE,
+    "tanh": (2 * NOISE).tanh(),
+    "as wide as ImageNet's": 0.55 * NOISE,
+    "standardised": (RGB - RGB.mean((2, 3), keepdim=True)) / RGB.std((2, 3), keepdim=True),
     "class numbers": torch.randint(0, 20, (1, 3, 60, 80)).float(),
 }
 
@@ -123,6 +144,18 @@ def test_photographs(picture):
     assert "ImageNet" in message
     [message] = messages(mrf(), log_p, image.float())
     assert "bytes" in message
+
+
+def test_features_of_a_normal_distribution_are_no_normalised_images():
+    """Of any width and size, also where their extremes lie near those of ImageNet's unit."""
+    random = torch.Generator().manual_seed(0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for size in (4, 8, 16, 32, 64):
+            for width in (0.5, 0.6, 0.8, 1, 1.5, 40):
+                for _ in range(20):
+                    deepmrf.layers.inputs.warn_of_image(width * torch.randn(1, 3, size, size, generator=random), None)
+    assert not caught
 
 
 UNTRAINED = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1))

@@ -96,13 +96,20 @@ def create_pairwise_bilateral(
 ) -> Floats:
     """Positions and colours over widths of the pixels of an image of any number of axes: (axes + channels, N).
 
-    chdim: which axis of img holds the channels; -1 means that there is none, and the image has one channel.
+    schan: the width of all channels, or a sequence of one per channel. chdim: which axis of img holds the channels; -1
+    means that there is none, and the image has one channel.
     """
     image = as_floats(img, "img")
     planes = image[None] if chdim == -1 else np.moveaxis(image, chdim, 0)  # (channels, *S)
     widths = np.ravel(np.asarray(schan, dtype=np.float32))
-    if np.ndim(schan) and len(widths) not in (1, len(planes)):
-        raise ValueError(f"schan has {len(widths)} widths, but the image has {len(planes)} channels: give one each.")
+    if np.ndim(schan) and len(widths) != len(planes):
+        first, count = f"{widths[0] if len(widths) else 1:g}", len(planes)
+        some = "1 channel" if count == 1 else f"{count} channels"
+        each = f"({first},)" if count == 1 else f"({', '.join([first] * count)})" if count <= 4 else f"{count} widths"
+        raise ValueError(
+            f"schan is a sequence of length {len(widths)}, but the image has {some}{' (chdim=-1)' * (chdim == -1)}: "
+            f"give one per channel ({each}), or schan={first} for all channels."
+        )
     _check_widths(widths.tolist(), len(widths), "schan")
     colours = planes.reshape(len(planes), -1) / widths[:, None]
     return np.concatenate([create_pairwise_gaussian(sdims, planes.shape[1:]), colours.astype(np.float32)])

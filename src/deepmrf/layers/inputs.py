@@ -37,6 +37,9 @@ HARMLESS_RANGE = (-0.5, 1.5)
 """Values of RGB images in [0, 1] after augmentation."""
 MIN_BYTE_PEAK = 128
 """Images of floats, resized so that they hold fractions, count as bytes if their largest value is above this."""
+MAX_OFF_RANGE = 0.03
+"""How far from black and white, in parts of white, the darkest and brightest values of a channel may lie where an image
+without the levels of bytes is taken for a normalised one."""
 SWITCH = "check_values = False on the layer turns this warning off"
 
 
@@ -205,6 +208,7 @@ def warn_of_image(image: Tensor, colour_width: float | None) -> None:
     if harmless or values.shape[1] < MIN_PIXELS or not np.isfinite(values).all():
         return
     units = [unit for unit in UNITS if _is_8_bit(values, unit)] + [BYTES] * _is_resized_8_bit(values)
+    units += [unit for unit in UNITS if _fills_range(values, unit)]
     if units and (colour_width is None or colour_width < units[0].narrow_width):
         _warn(
             f"image holds values from {low:.3g} to {high:.3g} and seems to be {units[0].description}, where RGB in "
@@ -233,6 +237,19 @@ def _is_resized_8_bit(values: NDArray[np.float64]) -> bool:
     """Do all channels lie in 0 to 255, and reach far beyond 1?"""
     peaks = values.max(1)
     return bool(values.min() >= 0 and MIN_BYTE_PEAK < peaks.max() <= 255.5 and peaks.min() > 16)
+
+
+def _fills_range(values: NDArray[np.float64], unit: Unit) -> bool:
+    """Does each channel (3, N) reach from black to white of this unit, and no further?
+
+    Resized and generated images are seldom whole numbers of levels. Other features hardly ever fill three ranges that
+    differ; a range that all channels share, such as [-1, 1], is also that of tanh, of positions and of normals.
+    """
+    if len(set(unit.mean)) == 1:
+        return False
+    shares = values * np.array(unit.std)[:, None] + np.array(unit.mean)[:, None]
+    off = np.stack([shares.min(1), shares.max(1) - 1])
+    return bool(np.abs(off).max() <= MAX_OFF_RANGE)
 
 
 def _sample(maps: Tensor) -> NDArray[np.float64]:
