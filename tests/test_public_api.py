@@ -115,7 +115,7 @@ PROPERTIES = {
 
 COMMANDS = {
     "predict": "INPUTS --out -o --model -m --scales --flip --tile --size --device --batch --overlay --no-overlay "
-    "--legend --no-legend --min-area --min-confidence --probabilities --overwrite "
+    "--legend --no-legend --min-area --min-confidence --probabilities --masks --overwrite "
     "--recursive -r --json --coco --max-pixels --labels --frames-as-video "
     "--fps --max-frames --flow --frame-by-frame --full-precision --consistency --network --ray --workers --open",
     "app": "--model -m --host --port --device --max-megabytes --max-megapixels --open",
@@ -130,7 +130,7 @@ COMMANDS = {
     "--window --contexts --context-size --crop --batch "
     "--penalty-steps --contexts-steps --labels --seed --device",
     "refine": "MRF --predictions --images --out -o --preset --set --gt-prob --soft-mask --no-soft-mask "
-    "--labels --probabilities --overwrite --workers --device --ray",
+    "--labels --probabilities --overlays --overwrite --workers --device --ray",
     "export": "MODEL --out -o --image --tolerance --network-only --network",
     "bench": "",  # passed on to benchmarks/bench
     "doctor": "--json",

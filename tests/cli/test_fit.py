@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
+from deepmrf import MeanField
 from deepmrf.cli import app
+from deepmrf.cli import fit as command
+from deepmrf.data.labels import VOC
+from deepmrf.refine.report import FitReport
+from deepmrf.refine.search import SearchResult, Trial
+from deepmrf.refine.settings import Choice, FitSettings
 
 QUICK = ("--window", 3, "--contexts", 1, "--context-size", 3, "--folds", 2, "--crop", 16, "--penalty-steps", 2)
 QUICK += ("--contexts-steps", 2)
@@ -53,6 +62,31 @@ def test_the_table_has_every_label_and_fold(options, tmp_path):
     code, text = type_in("refine", tmp_path / "mrf", *options[:4], "-o", tmp_path / "out")
     assert code == 0, text
     assert "4 refined" in text
+
+
+def test_two_lines_of_80_columns_suffice_for_a_choice(capsys):
+    choice = Choice("distance", False, 1.4, False), Choice("gaussian", False, 1.0, True)
+    trials = tuple(Trial(each, 1600, 0.7808, 0.772, 0.7671, (0.7999, 0.8161, -0.8095)) for each in choice)
+    search = SearchResult(choice[0], 1600, [], trials, (), "settled")
+    report = FitReport(MeanField(3, window=3), "nothing", VOC, {}, (), FitSettings(), "", search=search)
+    Console(width=80).print(command._trials_table(report))
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert [line.split("  ")[0] for line in lines[-4:]] == [
+        *("distance, no gate,", "temperature 1.4", "gaussian, no gate,", "label scaling")
+    ]
+    assert not any("…" in line for line in lines)
+
+
+@pytest.mark.parametrize(("minutes", "words"), [(1, "1 minute"), (2.5, "2.5 minutes")])
+def test_one_minute_is_no_minutes(minutes, words):
+    search = SearchResult(Choice(), 100, [], (), (), "budget")
+    scores = {"nothing": SimpleNamespace(miou=0.5, images=2)}
+    report = FitReport(MeanField(3, window=3), "nothing", VOC, scores, (), FitSettings(minutes=minutes), "")
+    assert f"still changing after {words}:" in replace(report, search=search).verdict
+    short = replace(search, untried=(Choice("gaussian"),))
+    assert replace(report, search=short).verdict.endswith(
+        f"The {words} did not suffice to try all: more may gain. Left out: gaussian, no gate."
+    )
 
 
 def test_missing_masks_give_one_sentence(options, tmp_path):

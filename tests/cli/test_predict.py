@@ -133,6 +133,28 @@ def test_out_may_be_the_label_map(type_in):
     assert "mine.png is one label map, but there are 2 images" in refused.output
 
 
+def test_masks_in_black_and_white(type_in):
+    draw("cat.jpg")
+    result = type_in("predict", "cat.jpg", "--masks", "--no-overlay", "--json", "found.json")
+    assert result.exit_code == 0, result.output
+    labels = np.asarray(Image.open("segmented/cat.png"))
+    masks = json.loads(Path("found.json").read_text())["images"][0]["masks"]
+    assert set(masks) == {ANIMALS.names[label] for label in np.unique(labels) if label}
+    assert results() == sorted(["cat.png", *(f"cat_{name}.png" for name in masks)])
+    for name, path in masks.items():
+        assert path == f"segmented/cat_{name}.png"
+        np.testing.assert_array_equal(np.asarray(Image.open(path)), 255 * (labels == ANIMALS.names.index(name)))
+        assert path in result.stdout
+    assert "1 there already" in type_in("predict", "cat.jpg", "--masks", "--no-overlay").stdout
+
+
+@pytest.mark.parametrize("option", ["--mask", "--class"])
+def test_who_looks_for_masks_is_told_of_them(type_in, option):
+    result = type_in("predict", "cat.jpg", option)
+    assert result.exit_code == 2
+    assert "--masks" in plain(result.output)
+
+
 def test_many_pictures_and_a_second_run(type_in):
     draw("in/a/x.jpg", "in/b/x.jpg", "in/b/x.png", "in/y.jpg")
     result = type_in("predict", "in", "-r", "-o", "out", "--json", "out/found.json", "--batch", "2")

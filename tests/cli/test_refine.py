@@ -220,3 +220,33 @@ def test_many_failures_are_counted(folders, monkeypatch):
     assert code == 1
     assert text.count("9 x 9 pixels but its image") == 1
     assert "... and 1 more." in text
+
+
+def test_overlays_are_for_pictures(folders):
+    path, _, options = folders
+    assert type_in("--preset", "maskcut", *options, "--overlays")[0] == 0
+    assert sorted(file.name for file in (path / "out").glob("*_overlay.jpg")) == [f"{n}_overlay.jpg" for n in range(3)]
+    nibabel = pytest.importorskip("nibabel")
+    for name in ("scans", "volumes"):
+        (path / name).mkdir()
+        values = np.arange(210).reshape(5, 6, 7) % 2
+        nibabel.save(nibabel.Nifti1Image(values.astype(np.uint8), np.eye(4)), path / name / "a.nii.gz")
+    words = ("--predictions", path / "volumes", "--images", path / "scans", "-o", path / "refined", "--overlays")
+    code, text = type_in("--preset", "medical3d", *words)
+    assert code == 2
+    assert text.strip() == f"Overlays are for pictures, and {path / 'scans'} holds volumes: leave overlays out."
+    assert not (path / "refined").exists()
+
+
+def test_a_label_that_is_lost_is_named_in_the_last_line(folders):
+    """Masks of a third label, two pixels wide, on images that show nothing there."""
+    path, truth, options = folders
+    for number in range(3):
+        mask = (truth > 0).astype(np.uint8)
+        mask[2:4, 2:4] = 2
+        Image.fromarray(mask).save(path / "masks" / f"{number}.png")
+    text = type_in("--preset", "voc", *options)[1]
+    assert text.splitlines()[-1] == (
+        "label 2 lost all its pixels: look at the results, or learn an MRF by deepmrf fit."
+    )
+    assert "look at" not in type_in("--preset", "voc", *options)[1]  # what was done earlier is not counted

@@ -150,6 +150,10 @@ def test_an_unknown_id_says_what_to_write_into_labels_json(tmp_path, save):
     save(top / "masks" / "a.png", mask)
     with pytest.raises(DataError, match=r'holds the id 12, .* write "ignore": \[11, 12\] into'):
         folder(top).read_mask(dataset[0])
+    save(top / "masks" / "a.png", np.arange(256).reshape(16, 16))  # a grey photograph
+    with pytest.raises(DataError, match=r"the id 2, 3, 4, 5, 6 and 247 more, .*; this is probably a picture, no mask"):
+        folder(top).read_mask(dataset[0])
+    save(top / "masks" / "a.png", mask)
     (top / "labels.json").write_text('{"names": ["a", "b"], "ignore": [11, 12]}')
     assert np.count_nonzero(folder(top).read_mask(dataset[0]) == 255) == 2
 

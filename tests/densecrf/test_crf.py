@@ -129,7 +129,7 @@ def test_whatever_holds_the_numbers_is_taken(recorded):
         (lambda: small().setUnaryEnergy(np.full((2, 12), np.inf)), "infinite"),
         (lambda: small().addPairwiseBilateral(3, 3, np.zeros((4, 3, 3))), "takes the width first"),
         (lambda: small().addPairwiseBilateral(3, 3, np.zeros((3, 5, 3))), "rgbim has shape"),
-        (lambda: small().addPairwiseBilateral(3, (3, 3), np.zeros((3, 4, 3))), "3 widths are needed"),
+        (lambda: small().addPairwiseBilateral(3, (3, 3), np.zeros((3, 4, 3))), "give 3 widths, or one number, not 2"),
         (lambda: small().addPairwiseBilateral(0, 3, np.zeros((3, 4, 3))), "must be positive"),
         (lambda: small().addPairwiseBilateral(3, -1, np.zeros((3, 4, 3))), "must be positive"),
         (lambda: small().addPairwiseBilateral(3, 3, np.full((3, 4, 3), np.nan)), "holds NaN"),
@@ -288,3 +288,15 @@ def test_tensors_of_bfloat16_and_arrays_that_cannot_be_written():
     features.flags.writeable = False
     crf.addPairwiseEnergy(features, compat=3)
     assert crf.inference(2).shape == (3, 40)
+
+
+def test_widths_may_be_numbers_of_numpy():
+    image = np.random.default_rng(0).integers(0, 256, (6, 7, 3), dtype=np.uint8)
+    results = []
+    for width in (13, np.float32(13), np.array(13.0), (13, 13, 13), np.array([13, 13, 13])):
+        crf = dcrf.DenseCRF2D(7, 6, 2)
+        crf.setUnaryEnergy(np.arange(84, dtype=np.float32).reshape(2, 42) % 5)
+        crf.addPairwiseBilateral(sxy=np.int64(3), srgb=width, rgbim=image)
+        results.append(crf.inference(2))
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])

@@ -134,7 +134,7 @@ def test_a_fit_by_this_kernel_alone_gains_and_is_saved(noisy, tmp_path):
     report.save(tmp_path / "mrf")
     headings, rows = report.trials_table()
     assert headings[3:5] == ["mIoU before", "triple penalty"]
-    assert rows[0][0].startswith("global, no gate, temperature 1")
+    assert rows[0][0].startswith("global, no gate")
 
 
 def test_the_stage_that_gains_decides_between_kernels(noisy):

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from deepmrf import MeanField
 from deepmrf.cli import app
-from deepmrf.data.colours import distinct_colours
+from deepmrf.data.colours import OKABE_ITO, distinct_colours
 from deepmrf.data.labels import LabelSet
+from deepmrf.predict.result import Segmentation
 from deepmrf.refine.apply import refine
 from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.opening import open_mrf, open_preset, read_label_file
@@ -78,6 +79,42 @@ def test_a_fitted_folder_and_its_probabilities(folders, tmp_path, kind):
     assert (np.asarray(Image.open(out / "1.png")) == expected.argmax(0).numpy()).all()
     assert np.load(out / f"1.{kind}") is not None
     assert not list(out.glob(".*"))
+
+
+def test_overlays_are_drawn_as_predict_draws_them(folders):
+    predictions, images, out, _ = folders
+    mrf = MeanField(3, window=3, contexts=0)
+    refine(mrf, LABELS, predictions, images, out)
+    assert len(refine(mrf, LABELS, predictions, images, out, overlays=True).done) == 4  # they were missing
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        f"{number}{ending}" for number in range(4) for ending in (".png", "_overlay.jpg")
+    )
+    with Image.open(out / "1.png") as label_map, Image.open(images / "1.jpg") as image:
+        labels = np.array(label_map)
+        drawn = Segmentation(labels, np.ones(SIZE, np.float16), np.array(image), LABELS)
+        drawn.save_overlay(out.parent / "expected.jpg")
+    assert (out / "1_overlay.jpg").read_bytes() == (out.parent / "expected.jpg").read_bytes()
+    assert refine(mrf, LABELS, predictions, images, out, overlays=True).skipped == ("0", "1", "2", "3")
+    (out / "2_overlay.jpg").unlink()
+    assert refine(mrf, LABELS, predictions, images, out, overlays=True).done == ("2",)
+    assert refine(mrf, LABELS, predictions, images, out).skipped == ("0", "1", "2", "3")
+
+
+def test_labels_without_colours_get_those_of_predict(folders):
+    predictions, images = folders[:2]
+    assert open_preset("voc", predictions, images)[1].colours == OKABE_ITO[:3]
+    own = [(9, 9, 9), (200, 0, 0), (0, 0, 200)]
+    for path, colours in (("0.png", own), ("1.png", own[::-1])):
+        picture = Image.open(predictions / path)
+        picture.putpalette([value for colour in colours for value in colour])
+        picture.save(predictions / path)
+    labels = open_preset("voc", predictions, images)[1]  # the first label map brings its colours
+    assert labels.colours == tuple(own)
+    assert labels.names == ("label 0", "label 1", "label 2")
+    grey = Image.open(predictions / "0.png")
+    grey.putpalette([value for value in range(256) for _ in range(3)])
+    grey.save(predictions / "0.png")
+    assert open_preset("voc", predictions, images)[1].colours == OKABE_ITO[:3]
 
 
 def test_what_is_done_is_skipped(folders):

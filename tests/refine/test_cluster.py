@@ -109,8 +109,8 @@ def test_no_image_is_overwritten_by_the_result_of_another_share(images, model_fo
 @pytest.mark.usefixtures("plain_torch")
 def test_refining_in_shares(images, predictions, in_process):
     mrf, labels = MeanField(3, window=5, context_size=3), LabelSet(("a", "b", "c"))
-    expected = refine(mrf, labels, predictions, images, "one")
-    report = cluster.refine(mrf, labels, predictions, images, "two")
+    expected = refine(mrf, labels, predictions, images, "one", overlays=True)
+    report = cluster.refine(mrf, labels, predictions, images, "two", overlays=True)
     assert contents("two") == contents("one")
     assert report == expected
     assert len(report.done) == 5

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deepmrf.data.colours import OKABE_ITO
 from deepmrf.refine.fit import fit
 from deepmrf.refine.label_ids import LabelIds
 from deepmrf.refine.opening import open_mrf
@@ -123,3 +124,26 @@ def test_masks_in_a_lossy_format_get_a_note(folders):
     assert [note for note in notes if "may be lossy" in note] == [
         f"The format of {path.with_suffix('.webp')} may be lossy, which changes ids without a trace: save masks as PNG."
     ]
+
+
+def test_masks_with_a_palette_bring_the_colours(folders, tmp_path):
+    assert fit(*folders, QUICK).labels.colours == OKABE_ITO[:3]
+    own = ((1, 2, 3), (0, 200, 0), (90, 0, 90))
+    for path in folders[2].iterdir():
+        mask = Image.open(path)
+        mask.putpalette([value for colour in own for value in colour])
+        mask.save(path)
+    assert fit(*folders, QUICK).labels.colours == own
+    (folders[2] / "labels.json").write_text(json.dumps({"names": NAMES}))
+    assert fit(*folders, QUICK).labels.colours == OKABE_ITO[:3]
+
+
+def test_another_number_of_names_than_of_labels_is_told(folders):
+    for path in list(folders[0].iterdir()):
+        np.save(path.with_suffix(".npy"), np.zeros((*SIZE, 4), np.float32))
+    with pytest.raises(ValueError, match=r"shape \(20, 26, 4\), .* 3 labels; save \(3, H, W\) or \(H, W, 3\)\."):
+        fit(*folders, FitSettings(**vars(QUICK) | {"labels": 3}))
+    path = folders[2] / "labels.json"
+    path.write_text(json.dumps({"names": NAMES}))
+    with pytest.raises(ValueError, match=rf"shape \(20, 26, 4\), but {path} names 3 labels: correct one of them\."):
+        fit(*folders, QUICK)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -49,3 +51,18 @@ def test_label_maps_of_other_images_are_no_parts_of_a_prediction(tmp_path):
     matched, notes = match_files(tmp_path / "predictions", tmp_path / "images")
     assert [files.stem for files in matched] == ["a_0", "a_1"]
     assert notes == ["1 of the images have no prediction: a."]
+
+
+def test_masks_that_stand_for_images_are_called_masks(tmp_path):
+    for name, stems in (("predictions", "bc"), ("masks", "ab")):
+        (tmp_path / name).mkdir()
+        for stem in stems:
+            Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / name / f"{stem}.png")
+    folders = tmp_path / "predictions", tmp_path / "masks", tmp_path / "masks"
+    matched, notes = match_files(*folders)
+    assert [(files.stem, files.image == files.mask) for files in matched] == [("b", True)]
+    assert notes == ["1 of the masks have no prediction: a.", "1 of the predictions have no mask: c."]
+    (tmp_path / "masks" / "b.png").unlink()
+    needed = f"No name has a mask and a prediction in {folders[0]} and {folders[1]}; give them equal names."
+    with pytest.raises(FileNotFoundError, match=re.escape(needed)):
+        match_files(*folders)

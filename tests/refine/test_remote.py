@@ -49,12 +49,13 @@ def run(predictions="memory://p", images="memory://in", out="memory://out", **op
 
 
 def test_the_files_and_the_report_of_local_folders(folders):
-    expected = refine(MRF, LABELS, "p", "in", "out", probabilities="npy")
-    report = run(probabilities="npy")
+    expected = refine(MRF, LABELS, "p", "in", "out", probabilities="npy", overlays=True)
+    report = run(probabilities="npy", overlays=True)
     files = {path.name: path.read_bytes() for path in Path("out").iterdir()}
     assert {path.rpartition("/")[2]: folders.cat_file(path) for path in folders.find("/out")} == files
-    assert len(files) == 6
+    assert len(files) == 9
     assert (sorted(report.done), report.kinds) == (sorted(expected.done), expected.kinds)
+    assert report.pixels == expected.pixels
     [(stem, reason)] = report.failed
     assert stem == "small"
     assert "The prediction memory://p/small.npy is 2 x 2 pixels but its image memory://in/small.png" in reason

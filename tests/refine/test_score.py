@@ -95,7 +95,7 @@ def test_the_command(folders):
         (("raw", "--masks", "masks", "--flip"), "--masks scores saved predictions: beside it, give --labels and --out"),
         (("nowhere", "--masks", "masks"), "nowhere"),
         (("raw", "--masks", "nowhere"), "nowhere does not exist; give the folder with the masks."),
-        (("masks", "--masks", "raw"), "No name has an image and a prediction in masks and raw"),
+        (("masks", "--masks", "raw"), "No name has a mask and a prediction in masks and raw"),
     ],
 )
 def test_what_cannot_be_scored_is_said_in_one_sentence(folders, monkeypatch, words, says):

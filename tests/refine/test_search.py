@@ -191,3 +191,71 @@ def test_few_minutes_try_fewer_choices(shifted, monkeypatch, minutes, kernels, c
     assert len(result.trials) == choices
     assert len(result.untried) == (3 - kernels) + (3 - (choices - kernels))
     assert seconds[0] + 30 * len(result.curve) <= 60 * minutes
+
+
+@pytest.fixture
+def first_fold_compiles(monkeypatch):
+    """Each fold takes 2 seconds, the first of all 40 more; returns a function that sets the curve, and the time."""
+    seconds = [0.0]
+
+    def take_time(self, steps, _=None):
+        seconds[0] += 2.0 + 40.0 * (seconds[0] == 0)
+        self.steps += steps
+
+    def start(curve):
+        scores_from(monkeypatch, curve)
+        monkeypatch.setattr(searching.Learner, "learn_contexts", take_time)
+        return lambda: seconds[0]
+
+    return start
+
+
+def settled(choice, steps):
+    """Scores that do not rise; the Gaussian kernel is better, and without label scaling it is best."""
+    return 0.6 + 0.1 * (choice.kernel == "gaussian") + 0.05 * (not choice.label_scaling)
+
+
+def test_compiling_makes_no_choice_too_slow(shifted, first_fold_compiles):
+    """44 seconds for the first kernel, of which 40 are no part of what the next one takes."""
+    settings = replace(SMALL, kernel=None, gate=True, minutes=1.8)
+    clock = first_fold_compiles(settled)
+    result = open_search(shifted, settings, clock).run()
+    assert [trial.choice.kernel for trial in result.trials] == ["gaussian", "distance"]
+    assert (result.untried, result.ending) == ((), "settled")
+    assert [steps for steps, _ in result.curve] == [100, 200, 300]
+    assert clock() == 40 + 2 * 2 * 4  # the first kernel took one round: both were tried in the first half
+
+
+def test_time_that_is_left_tries_what_was_left_out(shifted, first_fold_compiles):
+    """The first half of the minutes is over with the first kernel."""
+    settings = replace(SMALL, kernel=None, gate=True, label_scaling=None, minutes=1.4)
+    clock = first_fold_compiles(settled)
+    result = open_search(shifted, settings, clock).run()
+    kernels = [(trial.choice.kernel, trial.choice.label_scaling) for trial in result.trials]
+    assert kernels == [("gaussian", False), ("gaussian", True), ("distance", True)]
+    assert result.choice == Choice("gaussian", True, 1.0, label_scaling=False)
+    assert (result.untried, result.ending) == ((), "settled")
+    assert [steps for steps, _ in result.curve] == [100, 200, 300]
+    assert len(result.models) == 2
+    assert clock() < 84
+
+
+def test_a_kernel_that_is_tried_late_must_be_better(shifted, first_fold_compiles):
+    """It is compared after as many steps, and in the end by what both reached."""
+
+    def curve(choice, steps):
+        late = choice.kernel == "gaussian"
+        return 0.65 if late else 0.6 + min(steps, 300) / 3000  # 0.63 after the first round, 0.7 after the third
+
+    settings = replace(SMALL, kernel=None, gate=True, minutes=1.6)
+    result = open_search(shifted, settings, first_fold_compiles(curve)).run()
+    assert [(trial.choice.kernel, trial.score) for trial in result.trials] == [("distance", 0.7), ("gaussian", 0.65)]
+    assert [len(trial.fold_gains) for trial in result.trials] == [2, 2]
+
+
+def test_only_choices_that_go_on_keep_what_they_have_cached(shifted, monkeypatch):
+    scores_from(monkeypatch, lambda choice, _: 0.6 + 0.1 * (choice.kernel == "gaussian"))
+    search = open_search(shifted, replace(SMALL, kernel=None, gate=None))
+    result = search.run()
+    assert len(search.candidates) == len(result.trials) == 4
+    assert not any(candidate.learners for candidate in search.candidates)

@@ -16,9 +16,11 @@ import torch
 from typer.testing import CliRunner
 
 from deepmrf.cli import app
+from deepmrf.evaluation.metrics import SegmentationMetrics
 from deepmrf.models.parsing_network import DeepParsingNetwork, read_model
 from deepmrf.training import batches, checkpoint
 from deepmrf.training import loop as train
+from deepmrf.training import run as runs
 from deepmrf.training.recipe import RecipeError, read_recipe
 
 RECIPE = """
@@ -320,6 +322,44 @@ def test_a_finished_model_may_zoom_and_be_less_sure(recipe, scenes, tmp_path):
     written = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
     known = json.loads((out / "metrics.json").read_text())["val"]
     assert written["whole model"]["miou"] == pytest.approx(known[name]["miou"], abs=1e-6)
+
+
+def test_the_bar_shows_no_miou_before_there_is_one(recipe, tmp_path):
+    shown = []
+    settings = read_recipe(recipe, dict(word.removeprefix("--set=").split("=") for word in SHORT))
+    train.train(settings, tmp_path / "run", progress=lambda name, *_: shown.append((name, _[-1])))
+    numbers = {stage: [values for name, values in shown if name == stage and values] for stage in ("unary", "joint")}
+    assert all({"loss", "steps/s"} == set(values) for values in numbers["unary"])
+    assert all(values["mIoU"] > 0 for values in numbers["joint"])
+
+
+def test_a_network_that_predicts_one_label_alone_is_told(recipe, tmp_path, monkeypatch):
+    messages = []
+    settings = read_recipe(recipe, dict(word.removeprefix("--set=").split("=") for word in SHORT))
+    monkeypatch.setattr(
+        runs, "predictor", lambda _: lambda image: torch.eye(4)[1].expand(*image.shape[-2:], 4).permute(2, 0, 1)[None]
+    )
+    train.train(settings, tmp_path / "run", message=messages.append)
+    name = read_model(tmp_path / "run" / "model").labels.names[1]
+    says = f"The network predicts {name} alone so far: take more steps, or a higher rate."
+    assert messages.count(says) == sum(": mIoU" in message for message in messages) > 1
+
+
+@pytest.mark.parametrize(
+    ("predicted", "says"),
+    [
+        ([1, 1, 1, 1], "b"),
+        ([1, 1, 1, 0], None),
+        ([1, 1, 1, 2], None),
+        ([1, 2, 1, 1], None),
+        ([0, 1, 1, 2], None),  # all right
+        ([2, 2, 2, 0], None),
+    ],
+)
+def test_one_label_alone_is_known_by_the_scores(predicted, says):
+    metrics = SegmentationMetrics(4, names=["a", "b", "c", "d"])
+    metrics.update(torch.tensor([predicted]), torch.tensor([[0, 1, 1, 2]]))
+    assert runs.only_prediction(metrics.compute()) == says
 
 
 def test_every_recipe_of_the_project_is_valid():

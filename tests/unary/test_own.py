@@ -51,7 +51,7 @@ def test_modules_functions_and_names():
         ("mynet.py:build()", r"names no function"),
         ("nonet:build", r"no module nonet for .*: run in the folder that holds it"),
         ("mynet.part:build", r"no module mynet\.part|cannot be imported"),
-        ("mynet:bild", r"has no function bild: did you mean mynet:build"),
+        ("mynet:bild", r"has no function bild: did you mean mynet:build\?$"),
         ("mynet:needs", r"failed without arguments \(TypeError: .*labels.*give a function that needs none"),
         ("mynet:number", r"returned a int: let it return a torch\.nn\.Module"),
         ("mynet:numbers", r"is a list: pass a torch\.nn\.Module"),

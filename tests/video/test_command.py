@@ -142,6 +142,25 @@ def test_a_folder_of_frames(type_in, pictures, seen):
     assert Path("pictures/0.png").exists()
 
 
+def test_frames_that_are_a_day_apart(type_in, pictures, seen):
+    Path("frames").mkdir()
+    for number, image in enumerate(pictures(2, (32, 48))):
+        Image.fromarray(image).save(f"frames/{number}.png")
+    type_in("frames", "-o", "out.mp4", "--fps", str(1 / 86400))
+    assert seen("out.mp4")[1] == [0, 86400]
+
+
+def test_no_label_map_replaces_that_of_another_frame(type_in, pictures):
+    Path("frames").mkdir()
+    for name, image in zip(("1.png", "1.JPG", "2.png"), pictures(3, (32, 48)), strict=True):
+        Image.fromarray(image).save(f"frames/{name}")
+    text = type_in("frames", "-o", "out.mp4", "--labels", "maps", "--overwrite", code=1)
+    assert "frames/1.JPG and frames/1.png would have the same label map, 1.png: rename one of them." in text
+    assert not Path("maps").exists()
+    assert not Path("out.mp4").exists()
+    assert "Wrote out.mp4 (3 frames)." in type_in("frames", "-o", "out.mp4")
+
+
 def test_short_and_damaged_videos(type_in, film, pictures, seen):
     film("one.mov", pictures(1, (32, 48)))
     assert "Wrote one.mp4 (1 frame)." in type_in("one.mov", "-o", "one.mp4", "--consistency")
@@ -194,9 +213,13 @@ def test_what_is_no_video(type_in, film):
     Path("empty.mp4").write_bytes(b"")
     Path("text.mkv").write_text("hello")
     film("good.mov")
-    text = type_in("empty.mp4", "text.mkv", "good.mov", "-o", "out", code=1)
+    text = type_in("empty.mp4", "text.mkv", "good.mov", "gone.jpg", "-o", "out", "--json", "found.json", code=1)
     assert "empty.mp4 is empty: replace the file." in text
     assert "text.mkv cannot be read as a video" in text
+    found = json.loads(Path("found.json").read_text())
+    assert [entry["video"] for entry in found["videos"]] == ["good.mov"]
+    assert [entry["image"] for entry in found["failed"]] == ["empty.mp4", "text.mkv", "gone.jpg"]
+    assert found["failed"][0]["why"] == "empty.mp4 is empty: replace the file."
     assert sorted(os.listdir("out")) == ["good_overlay.mp4"]
 
 
@@ -209,6 +232,7 @@ def test_what_is_no_video(type_in, film):
         (("a.mov", "b/c.mov", "--labels", "m"), 2, "m would get the label maps of 2 videos"),
         (("a.mov", "-o", "x.avi"), 1, "x.avi would be a .avi file, which cannot keep times"),
         (("a.mov", "--probabilities"), 2, "--probabilities is for images"),
+        (("a.mov", "--masks"), 2, "--masks is for images: --labels DIR writes the label map of each frame of a video."),
         (("a.mov", "--flow", "best"), 2, "--flow best is unknown: choose dis-fast, dis or none."),
         (("a.mov", "--max-frames", "0"), 1, "max_frames=0 must be at least 1 frame."),
         (("a.mov", "--consistency", "--flow", "none"), 1, "choose a flow"),
@@ -236,6 +260,17 @@ def test_a_model_of_clips(type_in, film, pictures, model_folder):
     rigid = type_in("drive.mov", "-m", "clips", "-o", "rigid.mp4", "--flow", "none")
     assert "Wrote rigid.mp4 (6 frames)." in rigid
     assert "Temporal consistency" not in rigid
+    assert "rigid.mp4 is there already" in type_in("drive.mov", "-m", "clips", "-o", "rigid.mp4", "--frame-by-frame")
+    words = ("drive.mov", "-m", "clips", "-o", "apart.mp4", "--frame-by-frame", "--json", "found.json")
+    assert "Wrote apart.mp4 (6 frames)." in type_in(*words)
+    [entry] = json.loads(Path("found.json").read_text())["videos"]
+    assert (entry["linked"], entry["consistency"]) == (False, None)
+    assert Path("apart.mp4").read_bytes() == Path("rigid.mp4").read_bytes() != Path("out.mp4").read_bytes()
+    assert "Temporal consistency" in type_in(*words, "--consistency", "--overwrite")
+    assert json.loads(Path("found.json").read_text())["videos"][0]["linked"] is False
+    one = type_in("drive.mov", "-m", "clips", "-o", "one.mp4", "--max-frames", "1", "--json", "found.json")
+    assert "Wrote one.mp4 (1 frame)." in one
+    assert json.loads(Path("found.json").read_text())["videos"][0]["linked"] is False
     assert "Temporal consistency" not in type_in("drive.mov", "-o", "single.mp4")
     assert "Temporal consistency" in type_in("drive.mov", "-o", "measured.mp4", "--consistency")
 
@@ -253,7 +288,7 @@ def test_a_model_of_images_with_a_part_for_video(type_in, film, pictures, model_
     assert "(6 frames)" in type_in("drive.mov", "-m", "both", "-o", "single.mp4", "--frame-by-frame")
 
 
-def test_a_full_disk_ends_the_file_where_it_is(segmenter, film, pictures, seen, tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_file_where_it_is(type_in, segmenter, film, pictures, seen, tmp_path, monkeypatch):
     from deepmrf.video import Writer
 
     path = film("drive.mov", pictures(9, (32, 48)))
@@ -269,6 +304,10 @@ def test_a_full_disk_ends_the_file_where_it_is(segmenter, film, pictures, seen, 
     assert (report.frames, report.failed) == (4, "[Errno 28] No space left on device")
     assert report.path == tmp_path / "out.part.mp4"
     assert len(seen(report.path)[0]) == 4
+    type_in("drive.mov", "--json", "found.json", code=1)
+    found = json.loads(Path("found.json").read_text())
+    assert found["failed"] == [{"image": "drive.mov", "why": "[Errno 28] No space left on device"}]
+    assert found["videos"][0]["complete"] is False
 
 
 def test_ctrl_c_as_a_user_presses_it(tmp_path, film, pictures, seen, heard, model_folder):

@@ -224,8 +224,25 @@ def test_a_camera(monkeypatch):
         open_source("camera:front")
 
 
+@pytest.mark.parametrize(
+    "fps, rate",
+    [
+        (1 / 86400, Fraction(1, 86400)),
+        (0.0004, Fraction(1, 2500)),
+        (0.3, Fraction(3, 10)),
+        (1, 1),
+        (29.97, Fraction(2997, 100)),
+        (1000, 1000),
+    ],
+)
+def test_frames_may_be_far_apart(tmp_path, fps, rate):
+    Path(tmp_path / "x.png").write_bytes(b"")
+    source = open_source(tmp_path, fps=fps)
+    assert (source.rate, source.rate * source.time_base) == (rate, 1)
+
+
 def test_fps_must_make_sense(tmp_path):
     Path(tmp_path / "x.png").write_bytes(b"")
-    for fps in (0, -1, 1e9, float("nan")):
+    for fps in (0, -1, 1e-9, 5e-324, 1e9, float("nan")):
         with pytest.raises(ValueError, match="frames a second"):
             open_source(tmp_path, fps=fps)

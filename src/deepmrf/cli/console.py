@@ -54,8 +54,8 @@ def plain(text: str) -> str:
 
 
 def say(text: str, console: Console, style: str = "") -> None:
-    """Print one line as it is: no markup, no line breaks."""
-    console.print(plain(text), style=style, markup=False, soft_wrap=True, highlight=False)
+    """Print one line as it is: no markup, no emoji codes, no line breaks."""
+    console.print(plain(text), style=style, markup=False, emoji=False, soft_wrap=True, highlight=False)
 
 
 def say_pairs(pairs: Mapping[str, str], console: Console, indent: str = "") -> None:
@@ -137,10 +137,14 @@ class Bars:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> Table:
-    """A table without lines whose first column is text and whose others are numbers; a Text keeps its colours."""
-    result = Table(title=title, box=None, header_style="dim", pad_edge=False)
+    """A table without lines whose first column is text and whose others are numbers; a Text keeps its colours.
+
+    Nothing in it is taken for markup: labels, folders and files may hold brackets.
+    """
+    caption = None if title is None else Text(plain(title), "table.title")
+    result = Table(title=caption, box=None, header_style="dim", pad_edge=False)
     for number, heading in enumerate(headings):
-        result.add_column(heading, justify="right" if number else "left")
+        result.add_column(Text(plain(heading)), justify="right" if number else "left")
     for row in rows:
         result.add_row(*[cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row])
     return result

@@ -214,7 +214,7 @@ def _print_images(scores: dict[str, Scores], title: str, console: Console) -> No
         if score.la_objects_per_class:
             by_class = zip(score.names, score.la_objects_per_class, strict=True)
             listed = ", ".join(f"{label} {percent(value)}" for label, value in by_class if value == value)
-            console.print(f"LA by objects {percent(score.la_objects)}: {listed}")
+            say(f"LA by objects {percent(score.la_objects)}: {listed}", console)
 
 
 def _print_dice(report: PredictionScores, console: Console) -> dict[str, Any]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from deepmrf.cli import process
 from deepmrf.cli.console import Bars, fail, percent, say, sentences, table, warn
+
+if TYPE_CHECKING:
+    from deepmrf.refine.report import FitReport
 
 IMAGE_DEFAULTS = {"window": "21, distance kernel 51", "contexts": 3, "context_size": 9, "crop": 128, "batch": 4}
 IMAGE_DEFAULTS |= {"penalty_steps": 60}
@@ -116,7 +120,9 @@ def fit_command(
     labels: Annotated[
         int | None, typer.Option(help="How many labels, where neither labels.json nor the predictions tell.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of folds, crops and starting values.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of folds, crops and starting values; it repeats a run that has minutes to spare.")
+    ] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the MRF that the folder holds.")] = False,
 ) -> None:
@@ -127,6 +133,7 @@ def fit_command(
     with sentences():
         from deepmrf.refine.fit import default_settings, fit
         from deepmrf.refine.report import check_fit_folder
+        from deepmrf.refine.search import MAX_PIXELS
 
         settings = replace(default_settings(images), **options)
         existed = check_fit_folder(out)
@@ -140,10 +147,12 @@ def fit_command(
     warn(report.notes, console)
     say(f"Predictions were read as {report.kind}.", console)
     if report.search is not None:
-        console.print(table(*report.trials_table()))
+        console.print(_trials_table(report))
         trials = report.search.trials
         if any(len(trial.fold_gains) < len(trials[0].fold_gains) for trial in trials):
             say("Choices of fewer folds were dropped after a first round, in the first fold.", console)
+        scored = f"at most {MAX_PIXELS / 1e6:g} million pixels of each fold"
+        say(f"These scores are of half precision and of {scored}; those below are exact.", console)
         console.print()
     headings, rows = report.table()
     console.print(table(headings, [(title, *[percent(value) for value in values]) for title, values in rows]))
@@ -151,3 +160,12 @@ def fit_command(
     kept = report.stage if report.stage == "nothing" else f"{report.stage}, the simplest stage that no other beats"
     with sentences():
         say(f"{'Replaced' if existed else 'Wrote'} {report.save(out)} ({kept}).", console)
+
+
+def _trials_table(report: FitReport) -> Table:
+    """What was tried; headings break at every word, so that 80 columns have room for the first column."""
+    headings, rows = report.trials_table()
+    result = table(headings, rows)
+    for column, heading in zip(result.columns[1:-1], headings[1:-1], strict=True):
+        column.max_width = max(map(len, heading.split()))
+    return result

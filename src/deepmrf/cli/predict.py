@@ -43,6 +43,8 @@ at the end, and the exit code is then 1.
 
 [cyan]deepmrf predict cat.jpg --open[/cyan]: and show the overlay
 
+[cyan]deepmrf predict cat.jpg --masks[/cyan]: also segmented/cat_cat.png, white where the cat is and black elsewhere
+
 [cyan]deepmrf predict cat.jpg -o labels.png[/cyan]: the label map there, labels_overlay.jpg beside it
 
 [cyan]deepmrf predict photos --recursive -o out --json out/found.json[/cyan]: a folder and all below it
@@ -118,6 +120,10 @@ def predict_command(
     ] = 0.0,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Also write NAME.npz: every label's probability, float16.")
+    ] = False,
+    masks: Annotated[
+        bool,
+        typer.Option("--masks", help="Also write NAME_LABEL.png for each label but the background: white on black."),
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Do again what is done; replace other files.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Look into folders of folders.")] = False,
@@ -196,11 +202,11 @@ def predict_command(
             )
         videos, inputs = video.find_videos(inputs, out, frames)
         if videos:
-            _check_for_images(videos[0], probabilities, coco, ray)
+            _check_for_images(videos[0], probabilities, masks, coco, ray)
         video.check(videos, inputs, out, overlay, labels, flow)
         if open_result and not isinstance(out, Path):
             raise ValueError(f"--open shows files of this machine: leave it out for results at {out}.")
-        entries, code = video.predict_videos(
+        facts, code = video.predict_videos(
             videos,
             segmenter,
             out,
@@ -218,7 +224,7 @@ def predict_command(
         )
         inputs = [] if code == 130 else inputs
         with Bars(console) as bars:
-            options = Options(overlay, probabilities, overwrite, batch, legend)
+            options = Options(overlay, probabilities, overwrite, batch, legend, masks)
             images, tiles = _progress(bars)
             if ray is None:
                 report = segment(
@@ -234,7 +240,8 @@ def predict_command(
             if coco is not None:
                 write_coco(coco, report.images, segmenter.labels, bars.progress("outlines"))
         if summary is not None:
-            content = {"models": model or ["animals"], **report.to_dict(), "videos": entries}
+            content = {"models": model or ["animals"], **report.to_dict(), "videos": facts.videos}
+            content["failed"] = [*facts.failed, *content["failed"]]
             write_text(summary, json.dumps(content, indent=1) + "\n")
     except (ValueError, OSError, TypeError, ImportError) as error:
         fail(error)
@@ -243,7 +250,7 @@ def predict_command(
     if inputs:
         _show(report, out, coco, console)
     if open_result:
-        _open(report, entries, out, console)
+        _open(report, facts.videos, out, console)
     if code or report.failed or report.interrupted:
         raise typer.Exit(130 if report.interrupted else code or 1)
 
@@ -276,12 +283,14 @@ def _area(text: str) -> float:
     raise ValueError(f"--min-area {text} is no area: give pixels, such as 50, or per cent, such as 0.1%.")
 
 
-def _check_for_images(path: str, probabilities: bool, coco: Path | None, ray: str | None) -> None:
+def _check_for_images(path: str, probabilities: bool, masks: bool, coco: Path | None, ray: str | None) -> None:
     """Refuse options that are for images alone, where there is a video."""
     if ray is not None:
         raise ValueError(f"{path} is a video, which one machine segments: leave --ray out.")
     if probabilities:
         raise ValueError("--probabilities is for images: those of every frame of a video would fill a disk.")
+    if masks:
+        raise ValueError("--masks is for images: --labels DIR writes the label map of each frame of a video.")
     if coco is not None:
         raise ValueError("--coco is for images: give the frames as a folder of images, without a video for --out.")
 

@@ -36,6 +36,9 @@ PRESET_FIELDS = {
 
 REFINE_HELP = """Sharpen saved predictions with an MRF, and write label maps as PNG, of NIfTI volumes as .nii.gz.
 
+Many viewers show label maps dark; [bold]--overlays[/bold] adds NAME_overlay.jpg, the image with its labels painted over
+it, to look at. A note at the end names labels that lost a third of their pixels or more.
+
 Predictions lie as for [bold]deepmrf fit[/bold]. Masks of 0 and 255 are read and written as binary masks; grey masks are
 read as soft ones, the probability of the foreground. Where a labels.json gave the masks other ids than 0, 1, 2 ...,
 label maps are read and written with those ids.
@@ -102,6 +105,9 @@ def refine_command(
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="A labels.json with names and colours, for a preset.")] = None,
     probabilities: Annotated[str, typer.Option(help="Also write float16 probabilities: npy or npz.")] = "",
+    overlays: Annotated[
+        bool, typer.Option("--overlays", help="Also write NAME_overlay.jpg to look at; not for volumes.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Do again what is done already.")] = False,
     workers: Annotated[
         int | None,
@@ -117,6 +123,7 @@ def refine_command(
         from deepmrf.data.remote import URL, path_or_url
         from deepmrf.predict.segmenter import chosen_device
         from deepmrf.refine.apply import Run, refine
+        from deepmrf.refine.changes import describe_changes
         from deepmrf.refine.opening import open_mrf, open_preset
         from deepmrf.refine.remote import mirrored_folders
 
@@ -131,15 +138,16 @@ def refine_command(
             chosen_device(device)  # before the files are read
         else:
             from deepmrf.refine import cluster
-        changes = _numbers(settings)
+        numbers = _numbers(settings)
         try:
             with Bars(console) as bars, mirrored_folders(predictions, images, out) as folders:
                 if mrf is not None:
                     model, label_set, label_ids = open_mrf(mrf)
                 else:
                     files = folders.predictions, folders.images
-                    model, label_set, label_ids = open_preset(preset, *files, labels, changes, soft_mask)
-                options: dict[str, Any] = {"probabilities": probabilities, "overwrite": overwrite, "workers": workers}
+                    model, label_set, label_ids = open_preset(preset, *files, labels, numbers, soft_mask)
+                options: dict[str, Any] = {"probabilities": probabilities, "overlays": overlays}
+                options |= {"overwrite": overwrite, "workers": workers}
                 options |= {"progress": bars.progress("refining"), "label_ids": label_ids, "gt_prob": gt_prob}
                 if ray is None:
                     run: Run = partial(folders.run, device=device, workers=workers)
@@ -155,6 +163,9 @@ def refine_command(
     ids = "" if label_ids is None else f" Label maps hold the ids of the masks: {', '.join(map(str, label_ids.ids))}."
     again = " What was there may be of another MRF: --overwrite does it again." if report.skipped else ""
     say(f"{counts}: {out}.{kinds}{ids}{again}", console)
+    if changes := describe_changes(report.pixels, label_set.names):
+        advice = ", or learn an MRF by deepmrf fit" if preset else ""
+        warn([f"{changes}: look at the results{advice}."], console)
     if report.failed:
         raise typer.Exit(1)
 

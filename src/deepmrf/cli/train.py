@@ -83,7 +83,14 @@ def train_command(
             def show(name: str, done: int, total: int, values: dict[str, float]) -> None:
                 bars.show(name, done, total, "  ".join(f"{key} {value:.3g}" for key, value in values.items()))
 
-            scores = train(loaded, folder, resume, network=network, message=bars.rich.console.print, progress=show)
+            scores = train(
+                loaded,
+                folder,
+                resume,
+                network=network,
+                message=lambda text: say(text, bars.rich.console),
+                progress=show,
+            )
     except KeyboardInterrupt:
         fail(f"Interrupted, continue with: {again}")
     except (ValueError, ImportError, FileNotFoundError, FloatingPointError) as error:

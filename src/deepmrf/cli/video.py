@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,15 +114,23 @@ def check(
             raise ValueError(f"{both} would both be {target}: give them in turn.")
 
 
-def predict_videos(videos: Sequence[str], *arguments: Any, **options: Any) -> tuple[list[dict[str, Any]], int]:
+@dataclass
+class Facts:
+    """The part of the videos in --json."""
+
+    videos: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+    """Videos of which nothing, or only a part, was written; in the form of images that failed."""
+
+
+def predict_videos(videos: Sequence[str], *arguments: Any, **options: Any) -> tuple[Facts, int]:
     """`predict_video` for each; return their part of --json and the exit code. Ctrl-C, code 130, means all of them."""
-    entries: list[dict[str, Any]] = []
-    code = 0
+    facts, code = Facts(), 0
     for path in videos:
-        code = max(code, predict_video(Path(path), *arguments, entries=entries, **options))
+        code = max(code, predict_video(Path(path), *arguments, facts=facts, **options))
         if code == 130:
             break
-    return entries, code
+    return facts, code
 
 
 def predict_video(
@@ -133,10 +142,10 @@ def predict_video(
     overlay: bool,
     fps: float,
     console: Console,
-    entries: list[dict[str, Any]],
+    facts: Facts,
     **options: Any,
 ) -> int:
-    """Segment one video and print what it shows; return the exit code, and append the video's part of --json.
+    """Segment one video and print what it shows; return the exit code, and add the video to the facts.
 
     options: those of `deepmrf.video.record`.
     """
@@ -150,9 +159,13 @@ def predict_video(
             report = record(segmenter, source, target, overwrite=overwrite, resume=not overwrite, **options)
     except (ValueError, OSError, ImportError) as error:
         hint = " --overwrite replaces it." if isinstance(error, ExistingFileError) else ""
-        warn([str(error).splitlines()[0] + hint], console)
+        reason = str(error).splitlines()[0] + hint
+        facts.failed.append({"image": str(path), "why": reason})
+        warn([reason], console)
         return 1
-    entries.append(report.to_dict(source))
+    facts.videos.append(report.to_dict(source))
+    if report.failed:
+        facts.failed.append({"image": str(path), "why": report.failed})
     if report.done_before == "all":
         say(f"{report.path} is there already: --overwrite does it again.", console)
         return 0

@@ -44,6 +44,8 @@ TURNS = {
 """What brings a picture with this value of the tag upright."""
 LYING, LAST_ROW_FIRST = (5, 6, 7, 8), (3, 4, 6, 7)
 """Values of the tag whose rows become columns, and those whose last row, or column, becomes the first."""
+MAX_IDS_DESCRIBED = 5
+"""A file of more unknown ids is probably no mask."""
 PIXELS_AT_A_TIME = 1 << 22
 """Pixels that are converted to RGB together."""
 
@@ -297,7 +299,9 @@ def map_ids(ids: Bytes, lookup: NDArray[np.int16], path: Path, labels_json: Path
 
 
 def _describe_ids(wrong: Sequence[int], lookup: NDArray[np.int16], labels_json: Path) -> str:
-    """What to write into labels.json so that these ids have a meaning."""
+    """What to write into labels.json so that these ids have a meaning; so many have none, as in a grey photograph."""
+    if len(wrong) > MAX_IDS_DESCRIBED:
+        return f"this is probably a picture, no mask (label ids): give its mask, or name these labels in {labels_json}"
     void = sorted({*wrong, *np.flatnonzero(lookup == VOID).tolist()} - {VOID})
     ignore = f'"ignore": {void[0] if len(void) == 1 else void}'
     if labels_json.is_file():

@@ -75,8 +75,8 @@ class LabelSet:
 
     @classmethod
     def numbered(cls, count: int) -> LabelSet:
-        """Return labels without names: "label 0", "label 1" and so on, in VOC's colours."""
-        return cls(tuple(f"label {label}" for label in range(count)), voc_colours(count))
+        """Return labels without names: "label 0", "label 1" and so on."""
+        return cls(tuple(f"label {label}" for label in range(count)))
 
     def palette(self) -> NDArray[np.uint8]:
         """Return the colours (256, 3) to index with any mask; ids that are no labels are cream."""

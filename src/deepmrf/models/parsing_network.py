@@ -67,9 +67,12 @@ A network for semantic segmentation with a Markov random field behind it, saved 
 config.json holds its labels, settings and, after a training, its recipe and scores.
 
     import deepmrf
-    deepmrf.load("this folder, or its id on the hub")("photo.jpg").save("labels.png")
+    deepmrf.load("this folder, or its id on the hub"{{ network }})("photo.jpg").save("labels.png")
+
 """
-"""README.md of a saved model, where there is none; the hub reads its first lines."""
+"""README.md of a saved model, where there is none; the hub reads its first lines. Jinja drops the last line end."""
+CONTAINERS = "torch.nn.modules.container."
+"""Classes that are built of other modules: to name one, such as Sequential, says nothing of a network."""
 
 
 class DeepParsingNetwork(
@@ -251,6 +254,12 @@ class DeepParsingNetwork(
     def _save_pretrained(self, save_directory: Path) -> None:
         write_model(self, Path(save_directory))
 
+    def generate_model_card(self, *args: Any, **options: Any) -> Any:
+        """README.md of a saved folder; a network of the user's own is asked for again."""
+        config = self._unary_config()
+        is_own = config["network"] is None and "code" in config["source"]
+        return super().generate_model_card(*args, network=", network=your_network" if is_own else "", **options)
+
     @classmethod
     def _from_pretrained(cls, *, model_id: str, network: Any = None, unary: Any = None, **options: Any) -> Any:
         folder = Path(model_id)
@@ -269,6 +278,8 @@ class MissingNetworkError(ValueError):
         remedy = f'pass network="{code}", which imports and runs that code'
         if code is None or ":" not in code:
             again = "that network again, network=..." if code is None else f"network={code}(...)"
+            if code is not None and code.startswith(CONTAINERS):
+                again = "network=the same network that was saved, as built by your code"
             remedy = f'pass {again}, or "package.module:function", which builds it'
         super().__init__(f"{folder} was saved around a network of your own: {remedy}.")
 

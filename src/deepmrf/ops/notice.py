@@ -34,7 +34,7 @@ class _Clock:
     """Count the compilations that run, and let a thread print while there are any."""
 
     def __init__(self) -> None:
-        self.running, self.last = 0, 0.0
+        self.running, self.last, self.announced = 0, 0.0, False
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
 
@@ -67,8 +67,9 @@ class _Clock:
             if seconds > SECONDS_OF_SILENCE and sys.stderr is not None:
                 if counts:
                     print(f"\r{MESSAGE}: {seconds:.0f} s", end="", file=sys.stderr, flush=True)
-                elif not printed:
+                elif not self.announced:
                     print(f"{MESSAGE}; this takes up to half a minute.", file=sys.stderr, flush=True)
+                    self.announced = True  # once a process
                 printed = True
             time.sleep(0.25)
         if printed and counts:

@@ -5,20 +5,24 @@ For the image a/x.jpg, a folder OUT gets (a/ is kept where the inputs lie in sev
     OUT/a/x.png            the label map: 8-bit ids with a palette
     OUT/a/x_overlay.jpg    the image with its labels painted over it
     OUT/a/x.npz            probabilities (L, H, W) of float16, on request
+    OUT/a/x_LABEL.png      on request, of each label in the image but the background: 255 inside, 0 outside
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from deepmrf.data.colours import BACKGROUND
 from deepmrf.data.files import SUFFIXES
+from deepmrf.data.labels import LabelSet
 from deepmrf.data.remote import URL
 from deepmrf.predict.notes import OVERLAY, image_key, is_result
 
@@ -26,6 +30,10 @@ IMAGE_ENDINGS = (*SUFFIXES, ".jfif", ".pgm", ".pbm", ".pnm", ".avif", ".jp2")
 """A file in a folder counts as an image by its ending; a file that is named is tried whatever its ending."""
 MAX_NAME_BYTES = 200
 """Bytes of a result's name before its ending: file systems allow 255 in all."""
+MAX_LABEL_BYTES = 24
+"""Bytes of a label in the name of its mask."""
+NOT_IN_NAMES = re.compile(r"""[\s/\\:*?"<>|\x00-\x1f]""")
+"""Blanks, slashes, and what some systems do not take in the name of a file."""
 
 Failure = tuple[Path | URL, str]
 """A file, and in one sentence why it could not be segmented."""
@@ -39,14 +47,21 @@ class ResultFiles(Generic[AnyPath]):
     labels: AnyPath
     overlay: AnyPath | None
     probabilities: AnyPath | None
+    masks: Mapping[str, AnyPath] = field(default_factory=dict)
+    """By label: of all labels but the background, until it is known which are in the image; see `showing`."""
 
     def all(self) -> list[AnyPath]:
         """The files that are wanted."""
-        return [path for path in (self.labels, self.overlay, self.probabilities) if path is not None]
+        single = [path for path in (self.labels, self.overlay, self.probabilities) if path is not None]
+        return [*single, *self.masks.values()]
 
     def beside(self) -> tuple[str, ...]:
         """The kinds that are wanted beside the label map."""
-        return tuple(name for name in ("overlay", "probabilities") if getattr(self, name) is not None)
+        return tuple(name for name in ("overlay", "probabilities", "masks") if getattr(self, name))
+
+    def showing(self, names: Container[str]) -> ResultFiles[AnyPath]:
+        """The files of an image that shows these labels: the others have no mask."""
+        return replace(self, masks={name: path for name, path in self.masks.items() if name in names})
 
 
 @dataclass(frozen=True)
@@ -62,10 +77,30 @@ class ImageFile:
         """A few letters that differ for other files, and for this one once it has changed."""
         return self.version or image_key(self.path)
 
-    def results(self, folder: Path, overlay: bool, probabilities: bool) -> ResultFiles[Path]:
-        """Where its results go."""
+    def results(
+        self, folder: Path, overlay: bool, probabilities: bool, masks: Mapping[str, str] | None = None
+    ) -> ResultFiles[Path]:
+        """Where its results go; masks: the endings of those that are wanted, by label."""
         labels, painted, numbers = (folder / f"{self.target}{ending}" for ending in (".png", OVERLAY, ".npz"))
-        return ResultFiles(labels, painted if overlay else None, numbers if probabilities else None)
+        of_labels = {name: folder / f"{self.target}{ending}" for name, ending in (masks or {}).items()}
+        return ResultFiles(labels, painted if overlay else None, numbers if probabilities else None, of_labels)
+
+
+def mask_endings(labels: LabelSet) -> dict[str, str]:
+    """How the name of each label's mask ends, such as "_traffic-light.png"; the background has none."""
+    endings: dict[str, str] = {}
+    used: set[str] = set()
+    for name in labels.names:
+        if name == BACKGROUND:
+            continue
+        ending = unnumbered = _shortened(NOT_IN_NAMES.sub("-", name), MAX_LABEL_BYTES)
+        number = 1
+        while ending.casefold() in used:
+            number += 1
+            ending = f"{unnumbered}-{number}"
+        used.add(ending.casefold())
+        endings[name] = f"_{ending}.png"
+    return endings
 
 
 def matches(text: str) -> list[str]:
@@ -161,13 +196,13 @@ def _named(paths: dict[str, Path], roots: set[str]) -> list[ImageFile]:
     return images
 
 
-def _shortened(target: str) -> str:
+def _shortened(target: str, max_bytes: int = MAX_NAME_BYTES) -> str:
     """Leave room for an ending: a name that is too long is cut, and ends in a few digits of its own."""
     folder, name = os.path.split(target)
-    if len(os.fsencode(name)) <= MAX_NAME_BYTES:
+    if len(os.fsencode(name)) <= max_bytes:
         return target
     digest = blake2b(os.fsencode(name), digest_size=4).hexdigest()
-    while len(os.fsencode(name)) > MAX_NAME_BYTES:
+    while len(os.fsencode(name)) > max_bytes:
         name = name[:-1]
     return os.path.join(folder, f"{name}-{digest}")
 
@@ -193,3 +228,24 @@ def check_targets(images: Sequence[ImageFile], folder: Path) -> None:
         for path in image.results(folder, True, True).all():
             if os.path.realpath(path) in sources:
                 raise ValueError(f"{path} is one of the images, and would be overwritten: choose another folder.")
+
+
+def check_masks(images: Sequence[ImageFile], folder: Path, endings: Mapping[str, str]) -> None:
+    """Raise a ValueError where a mask would replace one of the images, or another image's label map or mask."""
+    sources = {os.path.realpath(image.path) for image in images}
+    if any(path.endswith(tuple(endings.values())) for path in sources):
+        for image in images:
+            for path in image.results(folder, False, False, endings).masks.values():
+                if os.path.realpath(path) in sources:
+                    raise ValueError(f"{path} is one of the images, and would be overwritten: choose another folder.")
+    tails = {ending.removesuffix(".png").casefold() for ending in endings.values()}
+    # The masks x_a_b.png, of x, and x_a_b.png, of x_a, are one file where both "a_b" and "b" are labels.
+    tails |= {tail.removesuffix(other) for tail in tails for other in tails if tail != other}
+    targets = {image.target.casefold(): image for image in images}
+    for target, image in targets.items():
+        for tail in tails:
+            if target.endswith(tail) and (other := targets.get(target.removesuffix(tail))) is not None:
+                raise ValueError(
+                    f"Masks of {other.path} would have names of results of {image.path}: segment them in turn, into "
+                    "two folders."
+                )

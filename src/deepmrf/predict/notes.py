@@ -18,6 +18,8 @@ from deepmrf.data.files import opened, reading
 
 FIELD = "deepmrf"
 """The text field of label maps, and the comment of overlays and archives."""
+MASK = f"{FIELD} mask"
+"""The text field of masks, which holds their label."""
 OVERLAY = "_overlay.jpg"
 """How the name of an overlay ends."""
 HEADER_BYTES = 16384
@@ -35,7 +37,7 @@ class Note:
     of: str
     """The image: see `image_key`."""
     beside: tuple[str, ...]
-    """The kinds of files that were written with it: "overlay", "probabilities"."""
+    """The kinds of files that were written with it: "overlay", "probabilities", "masks"."""
     pixels: tuple[int, ...]
     """Number of pixels per label."""
     confidences: tuple[float, ...]
@@ -66,8 +68,18 @@ def read_note(path: Path) -> tuple[Note, tuple[int, int]] | None:
 
 def is_label_map(path: Path, note: str = "") -> bool:
     """Did deepmrf write this file as a label map, with a note that begins so? Reads its first bytes alone."""
+    return _holds_text(path, f"{FIELD}\0\0\0\0\0{note}")
+
+
+def is_mask(path: Path) -> bool:
+    """Did deepmrf write this file as the mask of a label? Reads its first bytes alone."""
+    return _holds_text(path, f"{MASK}\0")
+
+
+def _holds_text(path: Path, *beginnings: str) -> bool:
+    """Is this a PNG file with a text field that begins so, its name first?"""
     head = _head(path)
-    return head.startswith(b"\x89PNG") and f"iTXt{FIELD}\0\0\0\0\0{note}".encode() in head
+    return head.startswith(b"\x89PNG") and any(f"iTXt{text}".encode() in head for text in beginnings)
 
 
 def _head(path: Path) -> bytes:
@@ -80,9 +92,11 @@ def _head(path: Path) -> bytes:
 
 
 def is_result(path: Path) -> bool:
-    """Is this a label map or an overlay that deepmrf wrote, and so no image to segment?"""
+    """Is this a label map, a mask or an overlay that deepmrf wrote, and so no image to segment?"""
     name = path.name.lower()
-    return is_label_map(path) if name.endswith(".png") else name.endswith(OVERLAY) and is_overlay(path)
+    if name.endswith(".png"):
+        return _holds_text(path, f"{FIELD}\0", f"{MASK}\0")
+    return name.endswith(OVERLAY) and is_overlay(path)
 
 
 def not_ours(labels: Path, companions: list[Path]) -> Path | None:
@@ -92,8 +106,13 @@ def not_ours(labels: Path, companions: list[Path]) -> Path | None:
     noted = read_note(labels)
     named = () if noted is None else noted[0].beside
     for path in companions:
-        kind, ours = ("overlay", is_overlay) if path.name.endswith(OVERLAY) else ("probabilities", _is_probabilities)
-        if kind not in named and has_content(path) and not ours(path):
+        if path.suffix == ".png":  # a mask: the label map does not name its label
+            is_named, ours = False, is_mask
+        elif path.name.endswith(OVERLAY):
+            is_named, ours = "overlay" in named, is_overlay
+        else:
+            is_named, ours = "probabilities" in named, _is_probabilities
+        if not is_named and has_content(path) and not ours(path):
             return path
     return None
 

@@ -20,11 +20,20 @@ from numpy.typing import NDArray
 
 from deepmrf import ops
 from deepmrf.data.files import Bytes, image_size, read_image
+from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.ops.jobs import compiled_before
 from deepmrf.predict.ahead import WorkQueue
-from deepmrf.predict.files import ImageFile, ResultFiles, check_targets, find_images, output_folder
-from deepmrf.predict.notes import Note, is_overlay, not_ours, read_note
+from deepmrf.predict.files import (
+    ImageFile,
+    ResultFiles,
+    check_masks,
+    check_targets,
+    find_images,
+    mask_endings,
+    output_folder,
+)
+from deepmrf.predict.notes import Note, is_mask, is_overlay, not_ours, read_note
 from deepmrf.predict.report import ImageReport, PredictReport
 from deepmrf.predict.result import Segmentation, class_shares
 from deepmrf.predict.segmenter import Segmenter
@@ -55,16 +64,23 @@ class Options:
     """Images of one size to compute together."""
     legend: bool = True
     """Draw a legend below or beside the overlay."""
+    masks: bool = False
+    """Write a mask in black and white of each label in the image but the background, too."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} must be at least 1 image.")
 
+    def files(self, image: ImageFile, folder: Path, labels: LabelSet) -> ResultFiles[Path]:
+        """Where the results of an image go."""
+        return image.results(folder, self.overlay, self.probabilities, mask_endings(labels) if self.masks else None)
+
 
 Run = Callable[[Segmenter, Sequence[ImageFile], Path, Options, Progress], PredictReport]
 """Segments the images and writes the results below a folder."""
-Publish = Callable[[ResultFiles[Path]], None]
-"""Does something with the files of an image once they are written; an OSError is one of writing them."""
+Publish = Callable[[ResultFiles[Path], Sequence[Path]], None]
+"""Does something with the files of an image once they are written, and with those of an earlier run that were removed;
+an OSError is one of writing them."""
 
 
 def segment_files(
@@ -86,10 +102,13 @@ def segment_files(
     if not images:
         return PredictReport(segmenter.labels.names, failed=missing)
     images, folder = output_folder(images, out)
+    options = options or Options()
+    if options.masks:
+        check_masks(images, folder, mask_endings(segmenter.labels))
     if run is None:
         report = segment_images(segmenter, images, folder, options, progress, tile_progress)
     else:
-        report = run(segmenter, images, folder, options or Options(), progress)
+        report = run(segmenter, images, folder, options, progress)
     report.failed[:0] = missing
     return report
 
@@ -148,12 +167,19 @@ def noted_result(segmenter: Segmenter, image: ImageFile, files: ResultFiles[Path
         same = (note.by, note.of) == (segmenter.identity, image.key())
     except OSError:
         return None
-    present = set(files.beside()) <= set(note.beside) and all(file.is_file() for file in files.all())
+    if not same or not len(note.pixels) == len(note.confidences) == len(segmenter.labels):
+        return None
+    wanted = files.showing(_shown(segmenter.labels.names, note.pixels))
+    present = set(files.beside()) <= set(note.beside) and all(file.is_file() for file in wanted.all())
     same_overlay = files.overlay is None or is_overlay(files.overlay, legend)
-    complete = len(note.pixels) == len(note.confidences) == len(segmenter.labels.names)
-    if not (same and present and same_overlay and complete):
+    if not (present and same_overlay and all(map(is_mask, wanted.masks.values()))):
         return None
     return size, np.array(note.pixels, np.int64), np.array(note.confidences)
+
+
+def _shown(names: Sequence[str], pixels: Iterable[int]) -> set[str]:
+    """The labels that have pixels."""
+    return {name for name, count in zip(names, pixels, strict=True) if count}
 
 
 @dataclass(frozen=True)
@@ -195,7 +221,7 @@ class _Pipeline:
 
     def add(self, image: ImageFile) -> None:
         """Begin to read an image, once there is room for it."""
-        files = image.results(self.folder, self.options.overlay, self.options.probabilities)
+        files = self.options.files(image, self.folder, self.segmenter.labels)
         if not self.options.overwrite and (earlier := noted_result(self.segmenter, image, files, self.options.legend)):
             return self._add(self.report.earlier, image.path, files, earlier)
         try:
@@ -219,6 +245,7 @@ class _Pipeline:
     def _add(self, reports: list[ImageReport], path: Path, files: ResultFiles[Path], written: Written) -> None:
         """Report the results of an image, and count them."""
         size, pixels, sums = written
+        files = files.showing(_shown(self.report.names, pixels))
         reports.append(ImageReport(path, files, size, class_shares(self.report.names, pixels, sums)))
         self.report.add(pixels, sums)
         self._tell()
@@ -301,15 +328,21 @@ class _Pipeline:
 
 
 def _write(job: _Job, result: Segmentation, identity: str, legend: bool, publish: Publish | None = None) -> Written:
-    """Write the files of one image, the label map last: where it is, all is."""
+    """Write the files of one image, the label map last: where it is, all is. Remove masks of labels that are gone."""
     if job.files.overlay is not None:
         result.save_overlay(job.files.overlay, legend=legend)
     if job.files.probabilities is not None:
         result.save(job.files.probabilities)
     pixels, sums = result.totals()
+    files = job.files.showing(_shown(result.names, pixels))
+    for name, path in files.masks.items():
+        result.save_mask(path, name)
+    removed = [path for name, path in job.files.masks.items() if name not in files.masks and is_mask(path)]
+    for path in removed:
+        path.unlink()
     note = Note(identity, job.key, job.files.beside(), tuple(pixels.tolist()), tuple(np.round(sums, 6).tolist()))
     result.save_labels(job.files.labels, note.text())
     if publish is not None:
-        publish(job.files)
+        publish(files, removed)
     height, width = result.labels.shape
     return (height, width), pixels, sums

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from deepmrf.data.files import one_line
 from deepmrf.data.progress import Progress
 from deepmrf.data.remote import URL, Mirror, Names, fetch, path_or_url, read_part, upload
 from deepmrf.predict.ahead import map_ahead
@@ -138,7 +139,7 @@ class _Stage:
 
     def fetch(self, image: ImageFile) -> ImageFile:
         """Fetch an image, unless it is done; before, enough of its results to know."""
-        files = image.results(self.results, self.options.overlay, self.options.probabilities)
+        files = self.options.files(image, self.results, self.segmenter.labels)
         if str(self.results) in self.here.urls:
             for path in files.all():
                 self._fetch_part(path)
@@ -165,8 +166,12 @@ class _Stage:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(part)
 
-    def publish(self, files: ResultFiles[Path]) -> None:
-        """Upload the results of an image, the label map last."""
+    def publish(self, files: ResultFiles[Path], removed: Sequence[Path]) -> None:
+        """Remove files of an earlier run at their URLs, and upload the results of an image, the label map last."""
+        for path in removed:
+            url = self.here.url(path)
+            assert url is not None  # it is below `results`
+            _remove(url)
         for path in reversed(files.all()):
             url = self.here.url(path)
             assert url is not None  # it is below `results`
@@ -186,4 +191,17 @@ class _Stage:
     def _shown(self, result: ImageReport) -> ImageReport:
         shown, files = self.here.shown, result.files
         overlay, probabilities = (path and shown(path) for path in (files.overlay, files.probabilities))
-        return replace(result, path=shown(result.path), files=ResultFiles(shown(files.labels), overlay, probabilities))
+        masks = {name: shown(path) for name, path in files.masks.items()}
+        files = ResultFiles(shown(files.labels), overlay, probabilities, masks)
+        return replace(result, path=shown(result.path), files=files)
+
+
+def _remove(url: str) -> None:
+    """Delete the file at a URL."""
+    import fsspec  # here, since local files do not need it
+
+    try:
+        files, name = fsspec.core.url_to_fs(url)
+        files.rm_file(name)
+    except Exception as error:  # each file system has its own
+        raise OSError(f"{url}, of an earlier run, could not be removed ({one_line(error)}).") from error

@@ -24,7 +24,10 @@ class ImageReport:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
-        files = {name: str(path) for name, path in vars(self.files).items() if path is not None}
+        single = ("labels", "overlay", "probabilities")
+        files: dict[str, Any] = {name: str(path) for name in single if (path := getattr(self.files, name)) is not None}
+        if self.files.masks:
+            files["masks"] = {name: str(path) for name, path in self.files.masks.items()}
         (height, width), classes = self.size, [share.to_dict() for share in self.classes]
         return {"image": str(self.path), "height": height, "width": width, **files, "found": classes}
 

@@ -4,6 +4,7 @@ result = deepmrf.load("animals")("cat.jpg")
 result                      # in a notebook: the image with its labels, and what they cover
 result["cat"]               # (H, W) of bool
 result.save("cat.png")      # the label map; result.save("folder") writes all there is
+result.save_masks("masks")  # masks/cat.png: black and white
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.data.writing import replacing, write_bytes
 from deepmrf.figures import LegendEntry, overlay
 from deepmrf.figures import legend as legend_sheet
-from deepmrf.predict.notes import FIELD, overlay_comment
+from deepmrf.predict.files import mask_endings
+from deepmrf.predict.notes import FIELD, MASK, overlay_comment
 from deepmrf.predict.polygons import Polygon, find_polygons
 from deepmrf.predict.regions import absorb
 
@@ -215,6 +217,29 @@ class Segmentation:
             text.add_itxt(FIELD, note)
         with replacing(path) as file:
             self.mask().save(file, format="PNG", pnginfo=text)
+
+    def save_masks(self, path: str | os.PathLike[str]) -> dict[str, Path]:
+        """Write each label in the image but the background in black and white; returns their paths by label.
+
+        For NAME.png, the name of the label map, they are NAME_LABEL.png; any other path is a folder for LABEL.png.
+        """
+        target, found = Path(path), set(self)
+        beside = target.suffix.lower() == ".png" and not target.is_dir()
+        paths = {
+            name: target.with_name(f"{target.stem}{ending}") if beside else target / ending[1:]
+            for name, ending in mask_endings(self.label_set).items()
+            if name in found
+        }
+        for name, mask in paths.items():
+            self.save_mask(mask, name)
+        return paths
+
+    def save_mask(self, path: Path, name: str) -> None:
+        """One label in black and white, as PNG: 255 inside, 0 outside."""
+        text = PngInfo()
+        text.add_itxt(MASK, name)
+        with replacing(path) as file:
+            Image.fromarray(self[name].view(np.uint8) * 255).save(file, format="PNG", pnginfo=text)
 
     def save_overlay(self, path: Path, longest: int | None = 4096, legend: bool = True) -> None:
         """The overlay as JPEG, the image at most `longest` pixels a side: larger ones few programs open."""

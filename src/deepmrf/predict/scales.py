@@ -102,9 +102,7 @@ def margin(
     return math.ceil((farthest + network) / min(1.0, *scales))
 
 
-def grid(
-    mean_fields: Sequence[MeanField | None], zooms: Sequence[Fraction] = (), scales: Sequence[float] = ()
-) -> int:
+def grid(mean_fields: Sequence[MeanField | None], zooms: Sequence[Fraction] = (), scales: Sequence[float] = ()) -> int:
     """Tiles begin at multiples of this: of TILE_GRID, at all scales and zooms too, and of the contexts' stride."""
     factors = [Fraction(scale).limit_denominator(MAX_DENOMINATOR) for scale in scales or (1.0,)]
     zooms = [zoom * factor for zoom in zooms or (Fraction(1),) for factor in factors] + factors

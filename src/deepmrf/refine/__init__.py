@@ -13,6 +13,7 @@ opening       the MRF to refine with: a saved one, or a preset, which is a dense
 cluster       `deepmrf.cluster`: predictions, and refining them, shared between the machines of a Ray cluster
 address       is there a Ray cluster at this address?
 apply         refine a folder of predictions with an MRF, and write label maps and probabilities
+changes       the pixels of each label before and after
 remote        predictions and results at URLs: fetch, refine, upload
 examples      the images that a fit learns from
 matching      predictions, images and masks of one name

@@ -6,6 +6,7 @@ that a run that was stopped continues. What is written:
 
     OUT/STEM.png    the label ids with their colours as a palette; of binary and soft masks, grey 0 and 255
     OUT/STEM.npy    probabilities (L, H, W) of float16, with probabilities="npy"; or OUT/STEM.npz, compressed
+    OUT/STEM_overlay.jpg    the image with its labels painted over it, with overlays=True
 
 Of volumes (NIfTI), OUT/STEM.nii.gz holds the label ids on the volume's own grid, and probabilities are (L, D, H, W).
 Label maps hold the labels 0 .. L-1, or the ids of a LabelIds.
@@ -30,16 +31,19 @@ from torch import Tensor
 from deepmrf.data.files import VOID, Bytes, image_size
 from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
-from deepmrf.data.volumes import NiftiVolume, Spacing, read_grid, write_labels
+from deepmrf.data.volumes import Spacing, read_grid, write_labels
 from deepmrf.data.writing import check_folder, replacing
 from deepmrf.layers import MeanField
 from deepmrf.models.folder import first_line
 from deepmrf.predict.ahead import Cores
+from deepmrf.predict.notes import OVERLAY
+from deepmrf.predict.result import Segmentation
 from deepmrf.predict.segmenter import chosen_device
 from deepmrf.predict.tiles import MAX_TILE_BYTES, Maps, bytes_per_pixel, in_tiles
+from deepmrf.refine.changes import PixelCounts, count_pixels, total
 from deepmrf.refine.decode import MAX_PIXELS, check_gt_prob
 from deepmrf.refine.label_ids import BINARY, SOFT, LabelIds
-from deepmrf.refine.matching import MatchedFiles, count_dims, match_files, read_predicted_image
+from deepmrf.refine.matching import MatchedFiles, PredictedImage, count_dims, match_files, read_predicted_image
 from deepmrf.refine.predictions import Folder
 
 MAX_IMAGE_BYTES = 4 << 30
@@ -64,28 +68,40 @@ class RefineReport:
     """Images without predictions, predictions without images, options without use."""
     kinds: tuple[str, ...]
     """What the predictions were taken for."""
+    pixels: PixelCounts = ()
+    """(before, after) of each label in what was done; `describe_changes` says which labels lost many."""
 
 
 class ResultWriter:
     """Writes the results into a folder; the label map comes last, so that it says that all is there."""
 
     def __init__(
-        self, folder: Path, labels: LabelSet, label_ids: LabelIds | None, probabilities: Probabilities
+        self,
+        folder: Path,
+        labels: LabelSet,
+        label_ids: LabelIds | None,
+        probabilities: Probabilities,
+        overlays: bool = False,
     ) -> None:
-        self.folder, self.labels, self.label_ids, self.probabilities = folder, labels, label_ids, probabilities
+        self.folder, self.labels, self.label_ids = folder, labels, label_ids
+        self.probabilities, self.overlays = probabilities, overlays
 
     def has_written(self, files: MatchedFiles) -> bool:
         """Are all results of this image there?"""
         return all(path.exists() for path in self.paths(files))
 
     def paths(self, files: MatchedFiles) -> list[Path]:
-        """The results of an image: its label map, and perhaps its probabilities."""
-        suffixes = ("png" if files.dims == 2 else "nii.gz", self.probabilities)
-        return [self.folder / f"{files.stem}.{suffix}" for suffix in suffixes if suffix]
+        """The results of an image: its label map, and perhaps its probabilities and its overlay."""
+        probabilities = f".{self.probabilities}" if self.probabilities else ""
+        endings = (".png" if files.dims == 2 else ".nii.gz", probabilities, OVERLAY if self.overlays else "")
+        return [self.folder / f"{files.stem}{ending}" for ending in endings if ending]
 
-    def write(self, files: MatchedFiles, labels: Tensor, p: Tensor | None, volume: NiftiVolume | None) -> None:
+    def write(self, files: MatchedFiles, predicted: PredictedImage, labels: Tensor, p: Tensor | None) -> None:
         """Write labels (*S) of uint8 and perhaps probabilities (L, *S) of an image, or of a volume."""
         paths = self.paths(files)
+        if self.overlays:
+            image, unused = predicted.image.permute(1, 2, 0).numpy(), np.zeros(labels.shape, np.float16)
+            Segmentation(labels.numpy(), unused, image, self.labels).save_overlay(paths[-1])
         if p is not None:
             with replacing(paths[1]) as file:
                 if self.probabilities == "npy":
@@ -94,8 +110,8 @@ class ResultWriter:
                     np.savez_compressed(file, probabilities=p.numpy())
         ids: Bytes = labels.numpy()
         ids = ids if self.label_ids is None else self.label_ids.to_ids(ids)
-        if volume is not None:
-            write_labels(ids, paths[0], volume)
+        if predicted.volume is not None:
+            write_labels(ids, paths[0], predicted.volume)
             return
         picture = Image.fromarray(ids)
         if self.label_ids not in (BINARY, SOFT):
@@ -135,6 +151,7 @@ def refine(
     out: Folder,
     *,
     probabilities: Probabilities = "",
+    overlays: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
     progress: Progress = no_progress,
@@ -145,6 +162,7 @@ def refine(
 ) -> RefineReport:
     """Refine every prediction that has an image, and write the results into `out`.
 
+    overlays: also write each image with its labels painted over it; not for volumes.
     label_ids: the ids in label maps, those read and those written, where they are not the labels 0 .. L-1.
     gt_prob: the probability that a label map is right, where no file tells its confidence; None: 0.9.
     workers: images refined at a time; None: as many as PyTorch uses threads.
@@ -158,9 +176,11 @@ def refine(
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers!r} must be at least 1.")
     _check_mrf(mrf, labels, label_ids, images)
+    if overlays and mrf.dims == 3:
+        raise ValueError(f"Overlays are for pictures, and {images} holds volumes: leave overlays out.")
     if gt_prob is not None:
         check_gt_prob(gt_prob, len(labels))
-    writer = ResultWriter(Path(out), labels, label_ids, probabilities)
+    writer = ResultWriter(Path(out), labels, label_ids, probabilities, overlays)
     for folder in (predictions, images):
         if writer.folder.resolve() == Path(folder).resolve():
             raise ValueError(f"The results would be written among the inputs in {folder}; choose another folder.")
@@ -183,36 +203,38 @@ def refine_files(
     target, writer = chosen_device(device), refinement.writer
     todo = [files for files in matched if refinement.overwrite or not writer.has_written(files)]
     skipped = sorted({files.stem for files in matched} - {files.stem for files in todo})
-    mrf, done, failed, kinds = refinement.mrf.to(target), [], [], set()
+    mrf, done, failed, kinds, counts = refinement.mrf.to(target), [], [], set(), []
     workers = _count_workers(mrf, todo, workers or torch.get_num_threads())
     computing = nullcontext() if target.type == "cpu" else threading.Lock()  # a GPU computes one image at a time
 
-    def work(files: MatchedFiles) -> str:
+    def work(files: MatchedFiles) -> tuple[str, PixelCounts]:
+        """The kind of the prediction, and the pixels of each label before and after."""
         predicted = read_predicted_image(files, writer.labels, writer.label_ids, refinement.gt_prob)
         at_once = bytes_per_pixel(mrf) * math.prod(predicted.log_p.shape[1:]) <= MAX_IMAGE_BYTES
         log_p = predicted.log_p.tensor() if at_once else predicted.log_p  # tiles read parts of it
         with computing:
             spacing = None if predicted.volume is None else predicted.volume.spacing
-            result = refine_image(mrf, log_p, predicted.image, spacing, bool(writer.probabilities))
-        writer.write(files, *result, predicted.volume)
-        return predicted.kind
+            labels, p = refine_image(mrf, log_p, predicted.image, spacing, bool(writer.probabilities))
+        writer.write(files, predicted, labels, p)
+        return predicted.kind, count_pixels(log_p, labels)
 
-    def attempt(files: MatchedFiles) -> tuple[str, str | None]:
-        """The kind of the prediction, or what went wrong."""
+    def attempt(files: MatchedFiles) -> tuple[str, PixelCounts] | str:
+        """What `work` returns, or what went wrong."""
         try:
-            return work(files), None
+            return work(files)
         except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
-            return "", first_line(error)
+            return first_line(error)
 
     with Cores(workers) as cores:
-        for files, (kind, error) in zip(todo, cores.map(attempt, todo), strict=True):
-            if error is None:
-                kinds.add(kind)
-                done.append(files.stem)
+        for files, result in zip(todo, cores.map(attempt, todo), strict=True):
+            if isinstance(result, str):
+                failed.append((files.stem, result))
             else:
-                failed.append((files.stem, error))
+                kinds.add(result[0])
+                counts.append(result[1])
+                done.append(files.stem)
             progress(len(done) + len(failed), len(todo))
-    return RefineReport(tuple(done), tuple(skipped), tuple(failed), (), tuple(sorted(kinds)))
+    return RefineReport(tuple(done), tuple(skipped), tuple(failed), (), tuple(sorted(kinds)), total(counts))
 
 
 def _check_mrf(mrf: MeanField, labels: LabelSet, label_ids: LabelIds | None, images: Folder) -> None:

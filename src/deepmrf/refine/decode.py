@@ -86,8 +86,10 @@ def _read_nifti(path: Path) -> Array:
     return np.moveaxis(values, -1, 0)
 
 
-def labels_first(values: Array, labels: int | None, path: Path, dims: int = 2) -> Array:
-    """The array as (L, *S); without `labels`, the shorter of the outer axes is L."""
+def labels_first(
+    values: Array, labels: int | None, path: Path, dims: int = 2, labels_json: Path | None = None
+) -> Array:
+    """The array as (L, *S); without `labels`, the shorter of the outer axes is L. labels_json: what names them."""
     axes = "H, W" if dims == 2 else "D, H, W"
     if values.ndim == dims + 2 and values.shape[0] == 1:
         values = values[0]
@@ -97,9 +99,10 @@ def labels_first(values: Array, labels: int | None, path: Path, dims: int = 2) -
         raise DataError(f"{path} has shape {values.shape}; save (L, {axes}) or ({axes}, L).", path, "size")
     first, last = values.shape[0], values.shape[-1]
     if labels is not None and labels not in (first, last):
-        raise DataError(
-            f"{path} has shape {values.shape}, but there are {labels} labels; save ({labels}, {axes}).", path, "size"
-        )
+        problem = f"there are {labels} labels; save ({labels}, {axes}) or ({axes}, {labels})"
+        if labels_json is not None:
+            problem = f"{labels_json} names {labels} labels: correct one of them"
+        raise DataError(f"{path} has shape {values.shape}, but {problem}.", path, "size")
     is_first = first == labels if labels is not None else first <= last
     if (first if is_first else last) < 2:
         raise DataError(f"{path} has shape {values.shape}, a single label; save two maps, 1 - p and p.", path, "size")

@@ -21,7 +21,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.data.volumes import NiftiVolume, Spacing, read_grid, read_volume_mask
 from deepmrf.refine.decode import read_array, read_ids
-from deepmrf.refine.label_ids import LabelIds
+from deepmrf.refine.label_ids import LabelIds, numbered_labels
 from deepmrf.refine.matching import MatchedFiles, PredictedImage, describe_size, read_predicted_image
 from deepmrf.refine.predictions import count_labels, shown_labels
 
@@ -57,7 +57,8 @@ def open_examples(matched: list[MatchedFiles], masks: Path, labels: int | None =
             return Examples(matched, *read_labels(folder), labels_json=folder / LABELS_FILE)
     count = count_labels(files.prediction for files in matched) if labels is None else labels
     lookup, labels_json = lookup_table({label: label for label in range(count)}), masks / LABELS_FILE
-    return Examples(matched, LabelSet.numbered(count), lookup, labels_counted=labels is None, labels_json=labels_json)
+    label_set = numbered_labels(count, [files.mask_path for files in matched if files.dims == 2])
+    return Examples(matched, label_set, lookup, labels_counted=labels is None, labels_json=labels_json)
 
 
 class Examples:
@@ -170,7 +171,8 @@ class Examples:
         return notes
 
     def _read(self, files: MatchedFiles) -> Example:
-        predicted = read_predicted_image(files, self.labels, self.label_ids)
+        named_in = self.labels_json if self.labels_json is not None and self.labels_json.is_file() else None
+        predicted = read_predicted_image(files, self.labels, self.label_ids, labels_json=named_in)
         self.kinds.setdefault(predicted.kind, set()).add(files.stem)
         mask = self._read_mask(files, predicted)
         size = predicted.image.shape[1:]

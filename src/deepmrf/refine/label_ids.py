@@ -1,7 +1,9 @@
-"""The ids that stand for labels in masks and label maps."""
+"""The ids that stand for labels in masks and label maps, and the colours that label maps bring."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepmrf.data.files import VOID, Bytes, DataError
+from deepmrf.data.colours import Colour
+from deepmrf.data.files import VOID, Bytes, DataError, opened
+from deepmrf.data.labels import LabelSet
+from deepmrf.refine.decode import MAX_PIXELS
 
 
 @dataclass(frozen=True)
@@ -65,3 +70,18 @@ BINARY = LabelIds((0, 255), ())
 """Of masks that hold 0 for the background and 255 for the foreground."""
 SOFT = LabelIds((0, 255), (), soft=True)
 """Of soft masks, whose results hold 0 and 255."""
+
+
+def numbered_labels(count: int, label_maps: Sequence[Path]) -> LabelSet:
+    """Labels "label 0", "label 1" ..., in the colours of the first label map, if it is in colour, else chosen ones."""
+    return LabelSet(LabelSet.numbered(count).names, _palette(label_maps[0], count) if label_maps else ())
+
+
+def _palette(path: Path, count: int) -> tuple[Colour, ...]:
+    """The first colours of a palette; none where they do not tell so many labels apart, or are grey."""
+    values: list[int] = []
+    with suppress(OSError, ValueError), opened(path, MAX_PIXELS) as picture:  # reading a bad file later names it
+        values = (picture.mode == "P" and picture.getpalette()) or []
+    colours = tuple(zip(values[::3], values[1::3], values[2::3], strict=False))[:count]
+    in_colour = len(set(colours)) == count and any(len(set(colour)) > 1 for colour in colours)
+    return colours if in_colour else ()

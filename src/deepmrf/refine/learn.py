@@ -1,6 +1,7 @@
 """Learn an MRF from examples by the paper's stages 2 and 3, on random crops, with the network's output fixed.
 
-Before them, each label gets a factor and a summand (layers/label_scaling.py).
+Before them, each label gets a factor and a summand (layers/label_scaling.py). Stage 2 of kernel="global" tries numbers
+on whole images instead (all_pairs.py).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Learner:
     ) -> None:
         self.examples, self.indices, self.settings = examples, np.asarray(indices), settings
         self.trust = Trust().to(settings.device)
-        """What is learned of the network's confidence serves both stages."""
+        """What is learned of the network's confidence serves both stages; stage 2 of kernel="global" does without."""
         self.crop_size = examples.crop_size(settings.crop)
         labels = len(examples.labels)
         self.scaling_alone = settings.build(labels, 0, examples.spacing, choice).to(settings.device)

@@ -69,7 +69,10 @@ def count_dims(images: Folder) -> int:
 def match_files(
     predictions: Folder, images: Folder, masks: Folder | None = None
 ) -> tuple[list[MatchedFiles], list[str]]:
-    """All images that have a prediction (and a mask), and a note on each kind of file that is missing, with counts."""
+    """All images that have a prediction (and a mask), and a note on each kind of file that is missing, with counts.
+
+    Where masks stand for the images, too, the folder is given twice, and notes and errors name masks alone.
+    """
     dims = count_dims(images)
     folder = PredictionFolder(predictions, dims)
     mask_paths = None if masks is None else _paths_by_stem(need_folder(Path(masks), "the masks"), dims)
@@ -88,16 +91,18 @@ def match_files(
             unmasked.append(stem)
         else:
             matched.append(MatchedFiles(stem, prediction, image, None if mask_paths is None else mask_paths[stem]))
+    masks_alone = masks is not None and Path(masks) == Path(images)
+    article, noun = ("a", "mask") if masks_alone else ("an", "image")
     missing = {
-        "of the images have no prediction": unpredicted,
+        f"of the {noun}s have no prediction": unpredicted,
         "of the predicted images have no mask": unmasked,
-        "of the predictions have no image": _without_image(folder, used),
+        f"of the predictions have no {noun}": _without_image(folder, used),
     }
     notes = [f"{len(stems)} {text}: {shortened(stems)}." for text, stems in missing.items() if stems]
     if not matched:
-        reasons = " ".join(notes) or f"There are no images in {images}."
-        needed, folders = "an image and a prediction", f"{predictions} and {images}"
-        if masks is not None:
+        reasons = " ".join(notes) or f"There are no {noun}s in {images}."
+        needed, folders = f"{article} {noun} and a prediction", f"{predictions} and {images}"
+        if masks is not None and not masks_alone:
             needed, folders = "an image, a prediction and a mask", f"{predictions}, {images} and {masks}"
         raise FileNotFoundError(f"No name has {needed} in {folders}; give them equal names. {reasons}")
     if dims == 3 and _have_reversed_axes(matched):
@@ -109,15 +114,19 @@ def match_files(
 
 
 def read_predicted_image(
-    files: MatchedFiles, labels: LabelSet, label_ids: LabelIds | None, gt_prob: float | None = None
+    files: MatchedFiles,
+    labels: LabelSet,
+    label_ids: LabelIds | None,
+    gt_prob: float | None = None,
+    labels_json: Path | None = None,
 ) -> PredictedImage:
-    """Read an image, open its prediction, and check that they have one size."""
+    """Read an image, open its prediction, and check that they have one size; labels_json: see `open_prediction`."""
     volume = read_volume(files.image) if files.dims == 3 else None
     if volume is not None:
         image = torch.from_numpy(unit_range(volume.values))[None]
     else:
         image = torch.from_numpy(read_image(files.image, MAX_PIXELS)).permute(2, 0, 1)
-    log_p, kind = open_prediction(files.prediction, len(labels), labels.names, label_ids, gt_prob)
+    log_p, kind = open_prediction(files.prediction, len(labels), labels.names, label_ids, gt_prob, labels_json)
     if log_p.shape[1:] != image.shape[1:]:
         given, needed = describe_size(log_p.shape[1:]), describe_size(image.shape[1:])
         unit, noun = "pixels" if files.dims == 2 else "voxels", "mask" if files.image == files.mask else "image"

@@ -17,7 +17,7 @@ from deepmrf.data.labels import LabelSet
 from deepmrf.layers import MeanField
 from deepmrf.layers.crf import PRESETS, preset, preset_settings
 from deepmrf.models.folder import damaged, first_line, read_mrf
-from deepmrf.refine.label_ids import BINARY, SOFT, LabelIds
+from deepmrf.refine.label_ids import BINARY, SOFT, LabelIds, numbered_labels
 from deepmrf.refine.matching import count_dims, match_files
 from deepmrf.refine.predictions import Folder, PredictionFiles, are_binary, count_labels
 from deepmrf.refine.soft_masks import are_soft, check_not_painted
@@ -70,7 +70,9 @@ def open_preset(
     else:
         files = [matched.prediction for matched in match_files(predictions, images)[0]]
         label_ids = ids_shown(files, soft)
-        label_set = LabelSet.numbered(count_labels(files) if label_ids is None else 2)
+        label_set = LabelSet(("background", "foreground"))
+        if label_ids is None:
+            label_set = numbered_labels(count_labels(files), [file.ids for file in files if file.ids is not None])
     return build_preset(chosen, len(label_set), changes or {}), label_set, label_ids
 
 

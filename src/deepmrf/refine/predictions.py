@@ -129,11 +129,13 @@ def open_prediction(
     names: Sequence[str] | None = None,
     label_ids: LabelIds | None = None,
     gt_prob: float | None = None,
+    labels_json: Path | None = None,
 ) -> tuple[LogProbabilities, str]:
     """Log-probabilities (L, *S), and what the files were taken for: "probabilities", "logits" ...
 
     names: of the labels, for pictures that are named after them. label_ids: for label maps, and for pictures that are
     named after ids. gt_prob: the probability of the label that a label map without a confidence names; None: 0.9.
+    labels_json: the file that says how many labels there are, for errors.
     """
     if label_ids is not None and label_ids.soft:
         return open_soft_mask(files, gt_prob)
@@ -147,7 +149,7 @@ def open_prediction(
             kind += f", right with probability {gt_prob:g}"
         return decode_ids(ids, confidence, labels, files.path, CONFIDENCE if gt_prob is None else gt_prob), kind
     if files.array is not None:
-        values = labels_first(read_array(files.array, lazy=True), labels, files.array, files.dims)
+        values = labels_first(read_array(files.array, lazy=True), labels, files.array, files.dims, labels_json)
         return decode_array(values.transpose(0, 3, 2, 1) if files.reversed_axes else values, files.array)
     maps = _stack_pictures(files, labels, names, label_ids)
     return decode_array(maps, files.path)[0], f"{8 * maps.dtype.itemsize}-bit pictures, one per label"

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from deepmrf.data.progress import Progress
 from deepmrf.data.remote import URL, Mirror, Names, exists, fetch, path_or_url, upload
-from deepmrf.data.volumes import NiftiVolume, volumes_in
+from deepmrf.data.volumes import volumes_in
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.remote import MAX_IMAGES_PER_SHARE, TRANSFERS
 from deepmrf.refine.apply import Refinement, RefineReport, ResultWriter, refine_files
-from deepmrf.refine.matching import MatchedFiles
+from deepmrf.refine.changes import total
+from deepmrf.refine.matching import MatchedFiles, PredictedImage
 from deepmrf.refine.predictions import Folder
 
 LEVELS_OF_PREDICTIONS = 2
@@ -81,7 +82,8 @@ def mirrored_folders(predictions: Folder, images: Folder, out: Folder) -> Iterat
 def merged(parts: Sequence[RefineReport]) -> RefineReport:
     """The report of all shares, sorted."""
     names = ("done", "skipped", "failed", "notes", "kinds")
-    return RefineReport(*(tuple(sorted({x for part in parts for x in getattr(part, name)})) for name in names))
+    report = RefineReport(*(tuple(sorted({x for part in parts for x in getattr(part, name)})) for name in names))
+    return replace(report, pixels=total([part.pixels for part in parts if part.pixels]))
 
 
 def refine_share(
@@ -143,7 +145,7 @@ class _Uploader(ResultWriter):
     """Writes results into a temporary folder and uploads them, the label map last."""
 
     def __init__(self, writer: ResultWriter, folder: Path, url: str) -> None:
-        super().__init__(folder, writer.labels, writer.label_ids, writer.probabilities)
+        super().__init__(folder, writer.labels, writer.label_ids, writer.probabilities, writer.overlays)
         self.url = url
         self.present: dict[str, bool] = {}
 
@@ -153,9 +155,9 @@ class _Uploader(ResultWriter):
             self.present[files.stem] = all(exists(f"{self.url}/{path.name}") for path in self.paths(files))
         return self.present[files.stem]
 
-    def write(self, files: MatchedFiles, labels: Tensor, p: Tensor | None, volume: NiftiVolume | None) -> None:
+    def write(self, files: MatchedFiles, predicted: PredictedImage, labels: Tensor, p: Tensor | None) -> None:
         """Write and upload."""
-        super().write(files, labels, p, volume)
+        super().write(files, predicted, labels, p)
         for path in reversed(self.paths(files)):
             upload(path, f"{self.url}/{path.name}")
             path.unlink()

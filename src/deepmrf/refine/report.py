@@ -99,15 +99,12 @@ class FitReport:
     def _advice(self) -> str:
         """A sentence for a run that may have been too short."""
         assert self.search is not None
+        minutes = "1 minute" if self.settings.minutes == 1 else f"{self.settings.minutes:g} minutes"
         if self.search.untried:
             choices = "; ".join(map(str, self.search.untried))
-            minutes = f"{self.settings.minutes:g} minutes"
             return f" The {minutes} did not suffice to try all: more may gain. Left out: {choices}."
         if self.search.ending == "budget":
-            return (
-                f" The score was still changing when the {self.settings.minutes:g} minutes were over: "
-                "more minutes may gain more."
-            )
+            return f" The score was still changing after {minutes}: more may gain more."
         if self.search.ending == "steps" and self.stage == "nothing":
             return " The number of steps was given: more may gain."
         return ""

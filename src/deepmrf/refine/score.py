@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -63,8 +63,8 @@ def score(
     need_folder(Path(masks), "the masks")
     matched, notes = [], list[str]()
     for name, folder in zip(names, predictions, strict=True):
-        pairs, missing = match_files(folder, masks)
-        matched.append([replace(files, mask=files.image) for files in pairs])
+        pairs, missing = match_files(folder, masks, masks)
+        matched.append(pairs)
         notes += [f"{name}: {note}" for note in missing]
     stems = set.intersection(*[{files.stem for files in folder} for folder in matched])
     if not stems:

@@ -1,11 +1,13 @@
 """Search, by cross-validation and within a budget of minutes, for the MRF that gains most.
 
-    1. Each kernel learns briefly in all folds.
-    2. The better one with a gate and without label scaling learns as long in the first fold. The best of these does so
-       in all folds, if it was better there by VARIANT_MARGIN.
+    1. Each kernel learns briefly in all folds, if there is time in the first half of the minutes (FIRST_SHARE).
+    2. So does the best of them with a gate and without label scaling: in the first fold, and where it is better there
+       by VARIANT_MARGIN, in all.
     3. The winner goes on in all folds side by side, ROUND_STEPS steps at a time, until the score of the images held out
        has not risen for PATIENCE rounds, or until the minutes are over but for what the final fit to all images needs.
        The last round that was about as good as the best counts (SHARE_OF_GAIN).
+    4. What there was no time for is tried in the minutes that are left. What is better than the winner was after as
+       many steps goes on like it, and the better one of both wins.
 
 The folds share no images, so each image is scored by an MRF that never saw it. Choosing by the same scores flatters
 them a little: a few choices and rounds against thousands of labelled pixels in every image.
@@ -46,7 +48,7 @@ VARIANT_MARGIN = 0.005
 After the first steps, scores of one choice differ by as much from seed to seed.
 """
 FIRST_SHARE = 0.5
-"""The share of the minutes after which no further choice is tried."""
+"""The share of the minutes after which no further choice is tried before the winner goes on."""
 TIMES_SLOWER: dict[Kernel, float] = {"distance": 1.0, "global": 1.0, "gaussian": 2.0}
 """About how long a kernel takes to learn, as a multiple of the first one's time."""
 MAX_PIXELS = 4_000_000
@@ -103,10 +105,13 @@ class _Candidate:
     """The last trial in all folds that was better than those before."""
     best: Trial | None = None
     """The last trial in all folds that was about as good as the peak."""
-    seconds: float = 0.0
-    """What its training took so far."""
-    round_seconds: float = 0.0
-    """What its last round took."""
+    fold_seconds: dict[int, float] = field(default_factory=dict)
+    """What each round took in its fastest fold, by its steps: in the very first fold, kernels are compiled, too."""
+
+    @property
+    def first(self) -> Trial:
+        """The first trial in all folds, else the only one."""
+        return max(self.trials, key=lambda trial: len(trial.fold_gains))
 
     @property
     def last(self) -> Trial:
@@ -133,58 +138,75 @@ class Search:
         """clock: seconds, as time.monotonic tells them. start: when the minutes began."""
         self.examples, self.folds, self.settings, self.phases, self.clock = examples, folds, settings, phases, clock
         self.start, self.end = start, start + 60 * settings.minutes
-        self.untried: list[Choice] = []
+        self.candidates: list[_Candidate] = []
 
     def run(self) -> SearchResult:
         """Try all choices, and train the best until it gains no more."""
-        candidates = self._try_kernels()
-        winner = max(candidates, key=_rank)
-        _free_memory(candidates, winner)
-        variants = self._try_variants(winner)
-        candidates += variants
-        better = [v for v in variants if v.last.fold_gains[0] > winner.last.fold_gains[0] + VARIANT_MARGIN]
-        if better:
-            variant = max(better, key=lambda candidate: candidate.last.score)
-            self._train_in_all_folds(variant, 1)
-            winner = max(winner, variant, key=_rank)
-        _free_memory(candidates, winner)
-        rounds, ending = 1, self._ending(winner)
-        while ending is None:
-            rounds += 1
-            self._train_in_all_folds(winner, rounds)
-            ending = self._ending(winner)
+        winner = self._try(self.settings.kernels(self.examples.dims)[0])
+        while (choice := self._next(winner)) is not None:
+            winner = self._try(choice, winner)
+        ending = self._go_on(winner)
+        while ending != "budget" and (choice := self._next(winner, settled=True)) is not None:
+            better = self._try(choice, winner)
+            if better is not winner:
+                ending = self._go_on(better)
+                winner = max(winner, better, key=lambda candidate: _rank(candidate.result))
         best = winner.result
-        others = [candidate.result for candidate in candidates if candidate is not winner]
+        others = [candidate.result for candidate in self.candidates if candidate is not winner]
         others.sort(key=lambda trial: (-len(trial.fold_gains), -trial.score))
         curve = tuple((t.steps, t.score) for t in winner.trials if len(t.fold_gains) == len(self.folds))
-        return SearchResult(
-            winner.choice, best.steps, winner.models, (best, *others), curve, ending, tuple(self.untried)
-        )
+        untried = tuple(self._untried(winner))
+        return SearchResult(winner.choice, best.steps, winner.models, (best, *others), curve, ending, untried)
 
-    def _try_kernels(self) -> list[_Candidate]:
-        """Each kernel after a round in all folds."""
-        candidates: list[_Candidate] = []
-        for choice in self.settings.kernels(self.examples.dims):
-            if candidates and not self._has_time_to_try(TIMES_SLOWER[choice.kernel] * candidates[0].seconds):
-                self.untried.append(choice)
-                continue
-            candidates.append(_Candidate(choice))
-            self._train_in_all_folds(candidates[-1], 1)
-        return candidates
+    def _untried(self, winner: _Candidate) -> list[Choice]:
+        """The kernels that were not tried, and then what the winner's kernel was not tried with."""
+        kernels = self.settings.kernels(self.examples.dims)
+        plain = next(choice for choice in kernels if choice.kernel == winner.choice.kernel)
+        tried = [candidate.choice for candidate in self.candidates]
+        return [choice for choice in (*kernels, *self.settings.variants(plain)) if choice not in tried]
 
-    def _try_variants(self, winner: _Candidate) -> list[_Candidate]:
-        """The better kernel with a gate and without label scaling, after a round in the first fold."""
-        candidates: list[_Candidate] = []
-        for choice in self.settings.variants(winner.choice):
-            if not self._has_time_to_try(winner.seconds / len(self.folds)):
-                self.untried.append(choice)
-                continue
-            candidates.append(_Candidate(choice))
-            self._train(candidates[-1], [0], self._steps(1))
-        return candidates
+    def _next(self, winner: _Candidate, settled: bool = False) -> Choice | None:
+        """The next choice for which there is time; settled: all the time is free but for what the final fit needs."""
+        folds = len(self.folds)
+        for choice in self._untried(winner):
+            is_variant = choice.kernel == winner.choice.kernel
+            slower = 1.0 if is_variant else TIMES_SLOWER[choice.kernel]
+            seconds = slower * (winner if is_variant else self.candidates[0]).fold_seconds[self._steps(1)]
+            if settled:
+                end, needed = self.end, folds * seconds + max(2 * seconds, self._final_seconds(winner))
+            else:
+                end, needed = self.start + FIRST_SHARE * (self.end - self.start), seconds * (1 if is_variant else folds)
+            if self.clock() + needed <= end:
+                return choice
+        return None
 
-    def _has_time_to_try(self, seconds: float) -> bool:
-        return self.clock() + seconds - self.start <= FIRST_SHARE * (self.end - self.start)
+    def _try(self, choice: Choice, winner: _Candidate | None = None) -> _Candidate:
+        """Train a choice for a round; return the better one of it and the winner so far.
+
+        A variant of the winner's kernel learns in all folds only if it is better in the first one.
+        """
+        rival = _Candidate(choice)
+        self.candidates.append(rival)
+        if winner is not None and choice.kernel == winner.choice.kernel:
+            self._train(rival, [0], self._steps(1))
+            if rival.last.fold_gains[0] <= winner.first.fold_gains[0] + VARIANT_MARGIN:
+                rival.learners.clear()
+                return winner
+        self._train_in_all_folds(rival, 1)
+        if winner is None:
+            return rival
+        better, worse = (rival, winner) if _rank(rival.first) > _rank(winner.first) else (winner, rival)
+        worse.learners.clear()  # with what they have cached
+        return better
+
+    def _go_on(self, candidate: _Candidate) -> Ending:
+        """Train a choice for more rounds, until it gains no more or the time is over; returns why it ended."""
+        rounds = 1
+        while (ending := self._ending(candidate)) is None:
+            rounds += 1
+            self._train_in_all_folds(candidate, rounds)
+        candidate.learners.clear()
+        return ending
 
     def _steps(self, rounds: int) -> int:
         """Steps of stage 3 after so many rounds."""
@@ -199,8 +221,12 @@ class Search:
         assert candidate.peak is not None  # a round in all folds is done
         if candidate.last.steps - candidate.peak.steps >= PATIENCE * ROUND_STEPS:
             return "settled"
-        final_seconds = 2 * candidate.seconds / len(self.folds)  # for the final fit and the scores of the report, about
-        return "budget" if self.clock() + candidate.round_seconds + final_seconds > self.end else None
+        needed = len(self.folds) * candidate.fold_seconds[candidate.last.steps] + self._final_seconds(candidate)
+        return "budget" if self.clock() + needed > self.end else None
+
+    def _final_seconds(self, candidate: _Candidate) -> float:
+        """About what the final fit and the scores of the report take."""
+        return 2 * sum(candidate.fold_seconds.values())
 
     def _train_in_all_folds(self, candidate: _Candidate, rounds: int) -> None:
         """Train a choice up to so many rounds; keep its MRFs if they are about as good as any before."""
@@ -216,12 +242,14 @@ class Search:
 
     def _train(self, candidate: _Candidate, folds: Sequence[int], steps: int) -> None:
         """Train a choice up to so many steps in these folds, and score it."""
-        began = self.clock()
         measure = "Dice" if self.examples.dims == 3 else "mIoU"
         so_far = f" ({measure} {100 * candidate.last.score:.2f} so far)" if candidate.trials else ""
+        seconds = []
         for number in folds:
-            name = f"{candidate.choice}{so_far}: fold {number + 1}, "
             learner = candidate.learners.get(number)
+            if learner is not None and learner.steps == steps:
+                continue  # the first fold of a variant
+            began, name = self.clock(), f"{candidate.choice}{so_far}: fold {number + 1}, "
             if learner is None:
                 others = [index for part in self.folds if part is not self.folds[number] for index in part]
                 progress = self.phases(name + "triple penalty")
@@ -229,9 +257,10 @@ class Search:
                 candidate.learners[number] = learner
             if steps > learner.steps:
                 learner.learn_contexts(steps - learner.steps, self.phases(f"{name}label contexts, step {steps}"))
+            seconds.append(self.clock() - began)
+        began = self.clock()
         candidate.trials.append(self._score(candidate, folds, steps))
-        candidate.round_seconds = self.clock() - began
-        candidate.seconds += candidate.round_seconds
+        candidate.fold_seconds[steps] = min(seconds) + (self.clock() - began) / len(folds)
 
     def _score(self, candidate: _Candidate, folds: Sequence[int], steps: int) -> Trial:
         before, after, alone = ([Tally(self.examples) for _ in folds] for _ in range(3))
@@ -256,14 +285,7 @@ class Search:
         return sorted(order[:count])
 
 
-def _rank(candidate: _Candidate) -> float:
-    """By what candidates are compared after equally many steps: their better stage."""
-    choice, last = candidate.choice, candidate.last
-    return max(last.score, last.penalty_score) - VARIANT_MARGIN * (choice.gate + (choice.temperature != 1))
-
-
-def _free_memory(candidates: Sequence[_Candidate], needed: _Candidate) -> None:
-    """Drop the learners, with what they have cached, of all candidates but the one needed."""
-    for candidate in candidates:
-        if candidate is not needed:
-            candidate.learners.clear()
+def _rank(trial: Trial) -> float:
+    """By what choices are compared: their better stage."""
+    choice = trial.choice
+    return max(trial.score, trial.penalty_score) - VARIANT_MARGIN * (choice.gate + (choice.temperature != 1))

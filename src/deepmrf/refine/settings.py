@@ -36,8 +36,9 @@ class Choice:
 
     def __str__(self) -> str:
         gate = "gate" if self.gate else "no gate"
+        temperature = "" if self.temperature == 1 else f", temperature {self.temperature:g}"
         scaling = ", label scaling" if self.label_scaling else ""
-        return f"{self.kernel}, {gate}, temperature {self.temperature:g}{scaling}"
+        return f"{self.kernel}, {gate}{temperature}{scaling}"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class FitSettings:
     window: int | None = None
     """Side of the triple penalty's window, pixels; None: WINDOWS."""
     kernel: Kernel | None = None
-    """None tries each of KERNELS. "global" is one step of a dense CRF over all pairs of pixels (all_pairs.py)."""
+    """None tries each of KERNELS. "global" is one step of a dense CRF over all pairs of pixels (all_pairs.py): its
+    numbers are tried on whole images, for which `penalty_steps` and `penalty_rate` mean nothing; with contexts=0, nor
+    do `crop` and `batch`."""
     gate: bool | None = None
     """The factor q[v, j] of the triple penalty; None tries with and without."""
     temperature: float | None = None

@@ -76,7 +76,8 @@ class Run:
     train_progress: TrainProgress
     scores: dict[str, Any] = field(default_factory=dict)
     """Scores by stage."""
-    best_miou: float = 0.0
+    best_miou: float | None = None
+    """The best so far; None before the first evaluation."""
     steps_done: int = 0
     """Steps of all stages so far."""
     nan_losses: int = 0
@@ -176,7 +177,8 @@ class Run:
             raise FloatingPointError(f"The loss of stage {stage.name} is NaN again at step {step}: lower its rate.")
         if self.tensorboard is not None:
             self.tensorboard.add_scalar(f"{stage.name}/loss", value, step)
-        numbers = {"loss": value, "mIoU": 100 * self.best_miou, "steps/s": steps_per_second}
+        measured = {} if self.best_miou is None else {"mIoU": 100 * self.best_miou}
+        numbers = {"loss": value, **measured, "steps/s": steps_per_second}
         self.train_progress(stage.name, step + 1, stage.steps, numbers)
 
     def evaluate(self, name: str, alone: bool = False) -> dict[str, Any]:
@@ -184,8 +186,11 @@ class Run:
         self.average.eval()
         with self.accelerator.autocast():
             scores, plain = self._measure(name, alone)
-        self.best_miou = max(self.best_miou, scores.miou)
+        self.best_miou = max(self.best_miou or 0.0, scores.miou)
         self.message(f"{name}: mIoU {100 * scores.miou:.2f} on {self.recipe.data.val_split} ({len(self.val)} images).")
+        label = only_prediction(scores)
+        if label is not None:
+            self.message(f"The network predicts {label} alone so far: take more steps, or a higher rate.")
         if self.tensorboard is not None:
             self.tensorboard.add_scalar("mIoU, network alone" if alone else "mIoU", scores.miou, self.steps_done)
             self.tensorboard.flush()
@@ -206,6 +211,17 @@ class Run:
         mode = "network" if alone else "rigid" if self.recipe.clips.flow == "none" else "linked"
         video = evaluate_video([VideoModel(name, self.average, mode)], self.val, device, progress, share)[name]
         return video.scores, video.to_dict()
+
+
+def only_prediction(scores: Scores) -> str | None:
+    """The label that all pixels are predicted to be, where that is wrong of some; None if there are several."""
+    right = [label for label, iou in enumerate(scores.iou_per_class) if iou > 0]
+    if len(right) != 1 or scores.pixel_accuracy == 1:
+        return None
+    [label] = right
+    found = scores.accuracy_per_class[label] == 1
+    everywhere = scores.iou_per_class[label] == scores.pixel_accuracy  # the same pixels are right, of equally many
+    return scores.names[label] if found and everywhere else None
 
 
 def _without_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -73,9 +73,11 @@ def check_image(image: Tensor, channels: int) -> None:
     if image.is_floating_point() and image.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (float(x) for x in torch.aminmax(image.detach()))
         if not (low >= -0.5 and high <= 1.5):
+            remedy = "divide bytes by 255 or pass them as uint8"
+            if low < 0:
+                remedy = "pass it as it was before it was normalised, by ImageNet's mean and std or by others"
             raise ValueError(
-                f"image holds values from {low:.3g} to {high:.3g}, but must be in [0, 1] and not normalised: "
-                "divide bytes by 255 or pass them as uint8."
+                f"image holds values from {low:.3g} to {high:.3g}, but must be in [0, 1] and not normalised: {remedy}."
             )
 
 

@@ -65,8 +65,8 @@ def _import(text: str) -> object:
         ) from error
     if not hasattr(module, name):
         near = get_close_matches(name, dir(module), 1)
-        guess = f"did you mean {module_name}:{near[0]}" if near else "check the name"
-        raise ValueError(f"{module_name} has no function {name}: {guess}.")
+        guess = f"did you mean {module_name}:{near[0]}?" if near else "check the name."
+        raise ValueError(f"{module_name} has no function {name}: {guess}")
     result: object = getattr(module, name)
     return result
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -144,6 +144,7 @@ def check_label_maps(folder: Path, source: FrameSource, max_frames: int | None, 
     if isinstance(source, FrameFolder):
         check_labels_folder(folder, Path(source.name))
         frames = source.paths
+        _check_stems(frames)
     stems, real_paths = {path.stem for path in frames}, {os.path.realpath(path) for path in frames}
     for path in sorted(folder.glob("*.png")):
         if path.stem not in stems and (frames or not _is_frame_number(path.stem, max_frames)):
@@ -152,6 +153,15 @@ def check_label_maps(folder: Path, source: FrameSource, max_frames: int | None, 
             raise ValueError(f"{path} is a frame, which its label map would replace: choose another folder for them.")
         if note is not None:
             check_label_map(path, note)
+
+
+def _check_stems(frames: Sequence[Path]) -> None:
+    """Raise a ValueError where two frames would have the same label map."""
+    earlier: dict[str, Path] = {}
+    for path in frames:
+        other = earlier.setdefault(path.stem.casefold(), path)
+        if other is not path:
+            raise ValueError(f"{other} and {path} would have the same label map, {path.stem}.png: rename one of them.")
 
 
 def _is_frame_number(stem: str, max_frames: int | None) -> bool:

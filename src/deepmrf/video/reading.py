@@ -34,6 +34,8 @@ DEFAULT_FPS = 25.0
 """Frames per second of folders of images."""
 MAX_FPS = 1000
 """Higher rates in a file are errors of the file."""
+MIN_FPS = 1 / 86400
+"""One frame a day: MP4 files hold no much longer ones."""
 
 
 class Frame(NamedTuple):
@@ -259,10 +261,10 @@ class FrameFolder(FrameSource):
     """The images of a folder in the order of the numbers in their names, at `fps` frames per second."""
 
     def __init__(self, folder: Path, fps: float = DEFAULT_FPS, max_pixels: int | None = None) -> None:
-        if not 0 < fps <= MAX_FPS:
-            raise ValueError(f"fps={fps} must be frames a second, between 0 and {MAX_FPS}.")
+        if not MIN_FPS <= fps <= MAX_FPS:
+            raise ValueError(f"fps={fps} must be frames a second, at least one a day and at most {MAX_FPS}.")
         self.name, self.stem, self.max_pixels = str(folder), folder.resolve().name or "frames", max_pixels
-        self.rate = Fraction(fps).limit_denominator(1001)
+        self.rate = _rate(fps)
         self.time_base = 1 / self.rate
         self.paths = sorted(images_in(folder), key=lambda path: _natural_order(path.name))
         if not self.paths:
@@ -285,6 +287,11 @@ class FrameFolder(FrameSource):
                 self.skipped += 1
                 continue
             yield image, number * self.time_base, path.stem
+
+
+def _rate(fps: float) -> Fraction:
+    """Frames per second as a fraction of small numbers: 29.97 becomes 2997 / 100, and 0.0004 becomes 1 / 2500."""
+    return Fraction(fps).limit_denominator(1001) if fps >= 1 else 1 / Fraction(1 / fps).limit_denominator(1001)
 
 
 def _natural_order(name: str) -> list[tuple[int, str]]:

@@ -82,8 +82,9 @@ def record(
         frame_by_frame=frame_by_frame,
         full_precision=full_precision,
     )
-    note, video_note = (earlier.note_of(stream.segmenter, stream.source, flow, drawn) for drawn in (False, legend))
-    report = VideoReport(segmenter.labels.names, path, folder, linked=stream.spans_time and flow is not None)
+    method = flow if stream.links or not stream.spans_time else None
+    note, video_note = (earlier.note_of(stream.segmenter, stream.source, method, drawn) for drawn in (False, legend))
+    report = VideoReport(segmenter.labels.names, path, folder)
     if path is not None:
         earlier.check_out(path, stream.source)
         if resume and not overwrite:
@@ -125,6 +126,7 @@ def _finish(behind: Behind[FrameResult], sink: _Sink) -> None:
             finish()
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             report.failed = report.failed or _sentence(error)
+    report.linked = stream.links and report.frames > 1
     report.skipped, report.consistency = stream.source.skipped, stream.consistency
     if not (report.interrupted or report.failed):
         report.missing = sink.missing()

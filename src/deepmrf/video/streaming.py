@@ -61,8 +61,8 @@ def segment_video(
 
     flow: how models that span time link frames: "dis-fast", "dis", a function of two frames (H, W, 3), or None for a
     rigid window.
-    Models for images that have a part for video link frames, too, unless `frame_by_frame`, or where there is no flow or
-    the segmenter cuts tiles.
+    Models for images that have a part for video link frames, too, unless there is no flow or the segmenter cuts tiles.
+    frame_by_frame: link no frames. Models that span time then have a rigid window, as without flow.
     full_precision: let the network compute in float32 also where bfloat16 is faster; the mean field always does.
     consistency: measure temporal consistency (Stream.consistency), as models of clips always do; models of single
     frames then need flow, too.
@@ -70,14 +70,18 @@ def segment_video(
     """
     source = open_source(source, fps, segmenter.max_pixels)
     # Models of clips have always told their consistency; for others it takes time that was not asked for.
-    consistency = consistency or (flow is not None and any(model.spans_time for model in segmenter.models))
-    if flow is not None and not frame_by_frame and segmenter.tile is None:
+    links = flow is not None and not frame_by_frame
+    consistency = consistency or (links and any(model.spans_time for model in segmenter.models))
+    if links and segmenter.tile is None:
         segmenter = segmenter.for_video(full_precision)
-    return Stream(segmenter, source, flow, consistency, max_frames)
+    return Stream(segmenter, source, flow, consistency, max_frames, links)
 
 
 class Stream(Iterator[FrameResult]):
-    """The segmented frames of a video. `close` ends it early; `seconds` tells how long each stage has worked."""
+    """The segmented frames of a video. `close` ends it early; `seconds` tells how long each stage has worked.
+
+    links: let models that span time see the flow.
+    """
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class Stream(Iterator[FrameResult]):
         flow: Method | None = "dis-fast",
         consistency: bool = False,
         max_frames: int | None = None,
+        links: bool = True,
     ) -> None:
         if max_frames is not None and max_frames < 1:
             raise ValueError(f"max_frames={max_frames} must be at least 1 frame.")
@@ -96,8 +101,9 @@ class Stream(Iterator[FrameResult]):
         self.segmenter, self.source, self.max_frames = segmenter, source, max_frames
         self.clock = Clock()
         self.spans_time = any(model.spans_time for model in segmenter.models)
-        self.flow = flow if self.spans_time or consistency else None
-        self._clips = ClipSegmenter(segmenter, self.clock) if self.spans_time else None
+        self.links = links and self.spans_time and flow is not None
+        self.flow = flow if self.links or consistency else None
+        self._clips = ClipSegmenter(segmenter, self.clock, self.links) if self.spans_time else None
         self._agreement: TemporalConsistency | None = None
         if consistency:
             from deepmrf.evaluation.temporal import TemporalConsistency  # torchmetrics takes seconds to import

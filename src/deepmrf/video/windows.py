@@ -134,12 +134,12 @@ def cores_of(segmenter: Segmenter) -> Cores:
 
 
 class ClipSegmenter:
-    """Segments frames by models of which at least one looks at other frames."""
+    """Segments frames by models of which at least one looks at other frames; links: along the flow, if there is one."""
 
-    def __init__(self, segmenter: Segmenter, clock: Clock) -> None:
+    def __init__(self, segmenter: Segmenter, clock: Clock, links: bool = True) -> None:
         if segmenter.tile is not None:
             raise ValueError(f"tile={segmenter.tile} is for images and models of single frames: give size instead.")
-        self.segmenter, self.clock = segmenter, clock
+        self.segmenter, self.clock, self.links = segmenter, clock, links
         mirrors = (False, True) if segmenter.flip else (False,)
         self.members = [
             _Member(model, scale, mirror)
@@ -166,7 +166,8 @@ class ClipSegmenter:
         with self.clock("network"):
             shrunk = np.ascontiguousarray(self.segmenter.shrunk(linked.frame.image).transpose(2, 0, 1))
             image = torch.from_numpy(shrunk)[None].to(self.segmenter.device)
-            views = [member.see(image, linked.flow) for member in self.members]
+            flow = linked.flow if self.links else None
+            views = [member.see(image, flow) for member in self.members]
         return _SeenFrame(linked, (image.shape[2], image.shape[3]), views)
 
     def _label(self, window: Window[_SeenFrame]) -> list[tuple[LinkedFrame, Segmentation]]:

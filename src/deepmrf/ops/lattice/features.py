@@ -21,9 +21,10 @@ MAX_CACHED_LATTICES = 8
 
 def _widths(widths: float | Sequence[float], count: int, what: str) -> list[float]:
     """One width per axis, all of them positive."""
-    values = [float(widths)] * count if isinstance(widths, (int, float)) else [float(w) for w in widths]
+    given = np.asarray(widths, dtype=np.float64)  # a number of NumPy is a number, too
+    values = [float(w) for w in (given if given.ndim else [given] * count)]
     if len(values) != count:
-        raise ValueError(f"There are {count} axes of {what}, so {count} widths are needed, not {len(values)}.")
+        raise ValueError(f"There are {count} axes of {what}: give {count} widths, or one number, not {len(values)}.")
     if not all(0 < w < float("inf") for w in values):
         raise ValueError(f"The widths of {what} must be positive numbers, not {widths}.")
     return values
