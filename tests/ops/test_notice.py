@@ -25,6 +25,7 @@ def compile_for(seconds: float, module: str) -> None:
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch):
     monkeypatch.setattr(notice, "SECONDS_OF_SILENCE", 0.1)
+    monkeypatch.setattr(notice._clock, "announced", False)
     notice.announce_compilations()
 
 
@@ -37,6 +38,13 @@ def test_long_compilations_of_two_kernels_print_one_line(capsys):
     compile_for(0.6, "deepmrf.ops.some")
     compile_for(0.3, "deepmrf.ops.other")
     wait_for_the_end()
+    assert capsys.readouterr().err.count(notice.MESSAGE) == 1
+
+
+def test_a_pause_between_kernels_prints_nothing_more(capsys):
+    for module in ("deepmrf.ops.some", "deepmrf.ops.other"):
+        compile_for(0.6, module)
+        wait_for_the_end()
     assert capsys.readouterr().err.count(notice.MESSAGE) == 1
 
 
