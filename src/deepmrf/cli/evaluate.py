@@ -240,7 +240,7 @@ def _print_gain(gain: Gain, console: Console, subject: str = "The MRF") -> None:
     if gain.stretches < FEW_IMAGES and low != "-":
         say("These images are few: other images may gain more or less than the interval says.", console)
     if gain.stretch_frames > 1:
-        frames = f"{gain.stretch_frames} consecutive frames"
+        frames = f"up to {gain.stretch_frames} consecutive frames"
         say(f"Neighbouring frames are alike, so the interval is over {gain.stretches} stretches of {frames}.", console)
 
 
