@@ -6,7 +6,7 @@ PYTEST_WORKERS ?= 2
 # Threads that spin while they wait take the core that another test worker needs.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test check bench notebooks docs clean
+.PHONY: help demo test check bench notebooks docs faults clean
 
 help:  ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'

@@ -96,8 +96,16 @@ def _jpeg(picture: Image.Image) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
+def find_notebook(name: str) -> Path:
+    """The notebook of that name here, or else beside this script."""
+    for path in (Path(name), FOLDER / name):
+        if path.is_file():
+            return path
+    raise SystemExit(f"There is no notebook {name} here or in {FOLDER}.")
+
+
 def main(*names: str) -> None:
-    for path in [Path(name) for name in names] or sorted(FOLDER.glob("*.ipynb")):
+    for path in [find_notebook(name) for name in names] or sorted(FOLDER.glob("*.ipynb")):
         notebook, start = read_notebook(path), time.process_time()
         run_notebook(notebook, path.name)
         write_notebook(path, notebook)

@@ -286,3 +286,9 @@ def test_recipe_and_python_of_train(scenes, capsys):
     exec(compile(block, "docs/train.md", "exec"), {})
     assert Path("run/model/config.json").is_file()
     assert re.search(r"0\.\d+", capsys.readouterr().out)
+
+
+def test_every_target_that_make_shows_is_phony():
+    text = (ROOT / "Makefile").read_text()
+    shown = re.findall(r"^([a-z]+):.*##", text, re.MULTILINE)
+    assert sorted(shown) == sorted(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())

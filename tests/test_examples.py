@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.notebooks import read_notebook, run_notebook
+from examples.notebooks import find_notebook, read_notebook, run_notebook
 
 FOLDER = Path(__file__).parents[1] / "examples"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -86,6 +86,15 @@ def test_a_run_keeps_what_is_printed_and_shown():
     assert list(second[0]["data"]) == ["image/jpeg"]
     assert third == []
     assert scope["value"] == 1
+
+
+def test_a_notebook_is_found_here_or_beside_the_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_notebook(NOTEBOOKS[0].name) == NOTEBOOKS[0]
+    (tmp_path / NOTEBOOKS[0].name).touch()
+    assert find_notebook(NOTEBOOKS[0].name) == Path(NOTEBOOKS[0].name)
+    with pytest.raises(SystemExit, match=r"There is no notebook 9\.ipynb here or in "):
+        find_notebook("9.ipynb")
 
 
 def test_an_error_in_a_cell_is_an_error():

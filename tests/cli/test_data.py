@@ -303,3 +303,10 @@ def test_lite0_from_the_package_that_is_installed(package, tmp_path, monkeypatch
     tensors = load_file("weights/efficientnet_lite0_imagenet.safetensors")
     assert sorted(tensors) == ["_blocks.0._bn1.bias", "_conv_stem.weight"]
     assert np.array_equal(tensors["_conv_stem.weight"], package["_conv_stem.weight"].numpy())
+
+
+def test_an_unknown_name_lists_data_sets_and_weights():
+    code, text = type_in("data", "get", "camvidd")
+    assert code == 2
+    assert all(name in text for name in (*PUBLICATIONS, *WEIGHTS))
+    assert text.endswith("; weights means all of them.\n")

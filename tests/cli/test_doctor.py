@@ -63,6 +63,27 @@ def test_without_numba_the_kernels_are_plain_and_it_says_why(monkeypatch):
     assert "plain PyTorch, since numba is not installed" in doctor().output
 
 
+def test_a_numba_that_cannot_be_imported_is_reported(tmp_path):
+    (tmp_path / "numba").mkdir()
+    (tmp_path / "numba" / "__init__.py").write_text("raise ImportError('Numba needs NumPy 2.0 or less. Got 2.4.')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "deepmrf", "doctor", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    values = json.loads(done.stdout)
+    says = "numba cannot be imported (Numba needs NumPy 2.0 or less. Got 2.4): predictions need it mended or removed"
+    assert values["works"] is True
+    assert values["kernels"]["cpu"] == says or not values["versions"]["numba"]
+    assert "compiled kernels, CPU" not in [cache["name"] for cache in values["caches"]]
+
+
+def test_the_look_compiles_nothing(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "deepmrf", "doctor"]
+    subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 @pytest.mark.skipif(not jobs.installed("numba"), reason="numba is not installed")
 def test_the_cache_is_where_numba_is_told_to_write(tmp_path):
     code = "from deepmrf.ops.jobs import cache_folder; print(cache_folder())"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -57,3 +59,34 @@ def test_time_is_measured_here(monkeypatch):
 
 def test_a_model_that_is_not_there():
     assert "There is no model 'animal'" in type_in("animal", code=2)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [1],
+        3,
+        {"a": 3},
+        *(
+            {"a": {"miou": value, "images": value, "iou_per_class": {"cat": value}}}
+            for value in ([1], "x", True, 10**400)
+        ),
+        *({"a": {"miou": value, "iou_per_class": value}} for value in (-1, 1.5, math.inf, math.nan, None)),
+    ],
+)
+def test_odd_scores_are_as_if_they_were_missing(model_folder, tmp_path, stages):
+    folder = shutil.copytree(model_folder, tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "metrics": {"val": stages}}))
+    assert "mIoU" not in type_in(str(folder))
+    summary = summarise(folder)
+    assert (summary.miou, summary.images, summary.iou) == (None, None, {})
+
+
+def test_a_whole_number_is_a_score(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "whole")
+    config = json.loads((folder / "config.json").read_text())
+    scores = {"a": {"miou": 1, "images": 2, "iou_per_class": {"cat": 0, "dog": "x"}}}
+    (folder / "config.json").write_text(json.dumps({**config, "metrics": {"val": scores}}))
+    summary = summarise(folder)
+    assert (summary.miou, summary.images, summary.iou) == (1.0, 2, {"cat": 0.0})

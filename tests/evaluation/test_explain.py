@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from deepmrf.data import synthetic
-from deepmrf.data.labels import CAMVID
+from deepmrf.data.labels import CAMVID, LabelSet
 from deepmrf.evaluation.explain import Picture, _changed_pixel, explain, parse_pairs, pictures_of
 from deepmrf.evaluation.steps import LayerSteps
 from deepmrf.figures.contexts import strongest_pairs
-from deepmrf.models.parsing_network import read_model
+from deepmrf.models.parsing_network import DeepParsingNetwork, read_model
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -57,6 +57,13 @@ def test_models_of_clips_show_the_frame_before(model_folder, tmp_path):
     report = explain(model, "clips", [], tmp_path)
     assert stems(report) == ["compatibility", "patterns", "compatibility-before", "patterns-before", "stages"]
     assert "Give a picture" in report.page.read_text()
+
+
+def test_a_model_of_one_label_has_no_pairs(tmp_path):
+    mrf = {"window": 3, "contexts": 2, "context_size": 3}
+    model = DeepParsingNetwork.build("fast", LabelSet(("road",), ((1, 2, 3),)), {"width": 8}, mrf).eval()
+    report = explain(model, "one", [Picture("a.jpg", IMAGE)], tmp_path)
+    assert stems(report) == ["compatibility", "steps-1", "contexts-1", "window-1"]
 
 
 def test_a_network_alone_has_one_step(model_folder, tmp_path):

@@ -102,6 +102,14 @@ def test_scores_are_those_of_the_recipes_stages():
     dpn = DeepParsingNetwork(torch.nn.Conv2d(3, 2, 1), None, ["a", "b"], Card(metrics, recipe))
     assert stage_scores(dpn) == {name: {"TA": 0.5, "LA": 0.25, "BA": 0.75} for name in ("c", "a")}
     assert list(stage_scores(dpn)) == ["c", "a"]
-    for metrics, recipe in (({}, {}), ({"val": 3}, {"stage": 3}), ({"val": {}}, {"stage": ["a", {}]})):
+    for metrics, recipe in (({}, {}), ({"val": 3}, {"stage": 3}), ({"val": {}}, {"stage": ["a", {}, {"name": []}]})):
         dpn.card = Card(metrics, recipe)
         assert stage_scores(dpn) == {}
+
+
+@pytest.mark.parametrize("value", [[1], True, 1.5, -1, 10**400, None])
+def test_odd_scores_are_not_drawn(value):
+    stages = {"a": {"ta": value, "la": 0.25, "ba": 0.75}, "b": {"ta": 1, "la": 0, "ba": 0.75}}
+    card = Card({"val": stages}, {"stage": [{"name": "a"}, {"name": "b"}]})
+    model = DeepParsingNetwork(torch.nn.Conv2d(3, 2, 1), None, ["a", "b"], card)
+    assert stage_scores(model) == {"b": {"TA": 1.0, "LA": 0.0, "BA": 0.75}}

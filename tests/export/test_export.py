@@ -155,8 +155,7 @@ def test_a_zoomed_network_at_other_sizes(tmp_path):
         image = photograph(size)
         expected = answer(model, image)
         torch.testing.assert_close(run(image), expected, rtol=0, atol=2e-5, msg=lambda m, size=size: f"{size}: {m}")
-        if min(size) > 16:  # smaller ones are refused by programs
-            assert torch.equal(program_too(image), expected)
+        torch.testing.assert_close(program_too(image), expected, rtol=0, atol=1e-5)
 
 
 def test_the_gaussians_weights_keep_their_precision_for_narrow_colours(tmp_path):
@@ -180,13 +179,24 @@ def test_the_gaussians_weights_keep_their_precision_for_narrow_colours(tmp_path)
 def test_a_program_is_the_model_at_other_sizes(name, tmp_path):
     model = small_model(FIELDS[name])
     comparisons = export(model, tmp_path / "model.pt2", check.centre_crops(data.chelsea(), [(64, 96), (71, 120)]))
-    assert [(c.height, c.width, c.difference) for c in comparisons] == [
-        (64, 96, 0.0),
-        (71, 120, 0.0),
-    ]
+    sizes = [check.SMALL_SIZE, (64, 96), (71, 120)]
+    assert [(c.height, c.width, c.difference) for c in comparisons] == [(*size, 0.0) for size in sizes]
     run = check.runner(tmp_path / "model.pt2")
     for image in [*map(photograph, ((96, 64), (33, 41), (34, 40))), batch()]:
         assert torch.equal(run(image), answer(model, image))
+    for size in ((1, 1), (2, 3), (7, 5), (1, 40)):
+        small = photograph((64, 64))[..., : size[0], : size[1]]
+        torch.testing.assert_close(run(small), answer(model, small), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", ["fast", "strong"])
+def test_a_program_takes_small_images(network, small_encoder):
+    options = {"width": 16} if network == "fast" else {"width": 8}
+    model = lively(DeepParsingNetwork.build(network, some_labels(), options, None), 0.1)
+    run = program.trace(model).module()
+    for size in ((1, 1), (9, 14), (2, 33), (17, 16)):
+        image = photograph((64, 64))[..., : size[0], : size[1]]
+        torch.testing.assert_close(run(image), answer(model, image), rtol=0, atol=1e-4)
 
 
 def test_a_deeper_networks_program_at_other_sizes():
@@ -231,7 +241,8 @@ def test_a_model_of_full_size_through_the_command(tmp_path, monkeypatch):
     finished = type_in(tmp_path / "model", "-o", file, "--image", tmp_path / "photo.jpg")
     assert finished.exit_code == 0, finished.output
     rows = re.findall(r"(\d+) x (\d+)\s+(\S+)\s+(\d+) ms\s+(\d+) ms", finished.output)
-    assert [row[:2] for row in rows] == [("300", "451"), ("273", "351")]  # as much of the cat as there is
+    sizes = [("9", "14"), ("300", "451"), ("273", "351")]  # as much of the cat as there is
+    assert [row[:2] for row in rows] == sizes
     assert all(float(row[2]) <= 1e-4 for row in rows)
     assert f"Wrote {file}" in finished.output
     assert [path.name for path in file.parent.iterdir()] == ["model.onnx"]
@@ -319,7 +330,8 @@ def test_a_file_that_differs_is_an_error_and_leaves_nothing(by, tmp_path, monkey
 def test_a_higher_tolerance_accepts_what_the_usual_one_does_not(tmp_path, monkeypatch, small_encoder):
     broken(monkeypatch, 3e-4)
     images = check.centre_crops(data.chelsea(), [(30, 41)])
-    [comparison] = export(small_model(None), tmp_path / "model.pt2", images, tolerance=5e-4)
+    small, comparison = export(small_model(None), tmp_path / "model.pt2", images, tolerance=5e-4)
+    assert (small.height, small.width) == check.SMALL_SIZE
     assert comparison.difference == pytest.approx(3e-4, rel=0.05)
     assert (tmp_path / "model.pt2").exists()
     write_model(DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, None), tmp_path / "fast")
@@ -371,6 +383,34 @@ def test_the_network_of_a_model_over_all_pairs_alone(tmp_path, small_encoder):
     with torch.no_grad():
         expected = model.log_unary(image)
         torch.testing.assert_close(torch.export.load(tmp_path / "network.pt2").module()(image), expected)
+
+
+def test_networks_of_independent_labels_are_not_exported_alone(tmp_path, small_encoder):
+    model = DeepParsingNetwork.build("fast", some_labels(), {"width": 16}, {"unary": "sigmoid", "contexts": 0})
+    write_model(model, tmp_path / "model")
+    finished = type_in(tmp_path / "model", "-o", tmp_path / "network.pt2", "--network-only")
+    assert finished.exit_code == 2
+    assert "a probability of its own" in finished.output
+
+
+def test_an_old_pytorch_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.6.0+cpu")
+    with pytest.raises(ImportError, match=r"needs PyTorch 2\.7 or newer, and this is 2\.6\.0\+cpu"):
+        export(small_model(None), tmp_path / "model.pt2")
+
+
+def test_a_network_that_takes_no_small_images_is_compared_on_others(tmp_path, monkeypatch):
+    model = small_model(None)
+    frozen = check.frozen_copy(model)
+
+    def picky(image):
+        if min(image.shape[2:]) < 16:
+            raise RuntimeError("too small")
+        return frozen(image)
+
+    monkeypatch.setattr(check, "frozen_copy", lambda _: picky)
+    images = check.centre_crops(data.chelsea(), [(30, 41)])
+    assert [(c.height, c.width) for c in export(model, tmp_path / "model.pt2", images)] == [(30, 41)]
 
 
 @pytest.mark.parametrize("name", ["model.pth", "model", "onnx"])

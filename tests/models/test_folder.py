@@ -13,6 +13,7 @@ from torch import nn
 from deepmrf import DeepParsingNetwork, MeanField, load
 from deepmrf.data.colours import distinct_colours
 from deepmrf.data.labels import LabelSet
+from deepmrf.evaluation.steps import stage_scores
 from deepmrf.models.folder import CONFIG, WEIGHTS, check_mrf_folder, read_mrf, write_mrf
 from deepmrf.models.names import open_model
 from deepmrf.models.parsing_network import read_model, write_model
@@ -261,6 +262,40 @@ def test_the_part_for_video_is_saved_and_images_are_as_before(tmp_path):
     assert read_model(tmp_path / "with").video.settings == {"frames": 5, "temperature": 1.25, "allows_bfloat16": True}
     assert not any(name.startswith("video") for name, _ in model.named_parameters())  # training leaves it alone
     assert read_model(tmp_path / "without").for_video().mean_field.dims == 2
+
+
+def test_linked_results_are_not_saved(tmp_path):
+    """Their config would say nothing of the mean field for images. What is in the folder stays."""
+    model, _ = with_video()
+    mean_field = MeanField(3, kernel="global", contexts=0)
+    model = DeepParsingNetwork(model.unary, mean_field, LABELS).eval()
+    model.video = VideoPart(3)
+    model.save_pretrained(tmp_path)
+    clips = model.for_video()
+    for save in (clips.save_pretrained, clips._save_pretrained, lambda folder: write_model(clips, folder)):
+        with pytest.raises(ValueError, match="save the model for images, whose part for video gives this one"):
+            save(tmp_path)
+    assert read_model(tmp_path).video.settings["frames"] == 3
+
+
+@pytest.mark.parametrize("key", ["metrics", "recipe"])
+@pytest.mark.parametrize("value", [None, [1], "x", 3])
+def test_a_card_that_is_no_table_says_nothing(tmp_path, key, value):
+    write_model(with_video()[0], tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**config, key: value}))
+    model = read_model(tmp_path)
+    assert (model.card.metrics, model.card.recipe) == ({}, {})
+    assert stage_scores(model) == {}
+
+
+def test_a_long_format_is_shortened(tmp_path):
+    write_model(with_video()[0], tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**config, "format": "x" * 5000}))
+    with pytest.raises(ValueError, match=r"has format 'x{50,}\.\.\., newer than 3: upgrade deepmrf") as caught:
+        read_model(tmp_path)
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from deepmrf import ops
-from deepmrf.ops.lattice import build_lattice, cpu, gaussian_filter, gaussian_filter_reference, lattice_filter
+from deepmrf.ops.lattice import (
+    build_lattice,
+    cpu,
+    cpu_mean_field,
+    gaussian_filter,
+    gaussian_filter_reference,
+    lattice_filter,
+)
 from deepmrf.ops.lattice.build import build_plain
 from deepmrf.ops.lattice.features import bilateral_features, position_features, position_lattice
 from deepmrf.ops.lattice.mean_field import PairwiseTerm, mean_field, normalisation
@@ -223,6 +230,22 @@ def test_fast_mean_field_of_every_kind(kind, form, agree):
     terms = dense_crf_terms(image, kind, [compatibility / 10] * 2)
     unary = torch.rand(2, 5, 9 * 14) * 4
     agree(mean_field(unary, terms, 2), mean_field(unary.clone().requires_grad_(), terms, 2), 1e-5)
+
+
+def test_plain_pytorch_calls_no_kernel(agree, monkeypatch):
+    image, unary = photograph(9, 14), torch.rand(1, 5, 9 * 14) * 4
+    expected = mean_field(unary, dense_crf_terms(image), 3)  # its lattice of positions is cached, and not for the other
+
+    def refuse(*_):
+        raise AssertionError("a kernel was called")
+
+    for module in (cpu, cpu_mean_field):
+        monkeypatch.setattr(module, "run_jobs", refuse)
+    with ops.use("torch"):
+        assert not cpu.can_build(torch.zeros(1, 2, 1))
+        terms = dense_crf_terms(image)
+        assert [term.lattice.links.dim() for term in terms] == [3, 3]
+        agree(mean_field(unary, terms, 3), expected, 1e-5)
 
 
 def test_threads_find_the_same_lattice():

@@ -67,6 +67,11 @@ def test_mean_field(kind, form, agree):
     terms = [PairwiseTerm(x, compatibility.to(DEVICE), *normalisation(x, kind)) for x in lattices]
     unary = torch.rand(2, 6, 117, device=DEVICE) * 3
     assert gpu_mean_field.suits(unary, terms)
+    with ops.use("torch"):
+        assert not gpu_mean_field.suits(unary, terms)
+        assert not gpu.can_build(unary)
+        plain = mean_field(unary, terms, 2)
     result = gpu_mean_field.mean_field(unary, terms, 2)
     expected = mean_field(unary.clone().requires_grad_(), terms, 2)
     agree(result, expected, 1e-5)
+    agree(plain, expected, 1e-5)

@@ -174,6 +174,11 @@ def test_crops_of_an_mrf_alone_do_not_shrink_images(copied):
     assert load("camvid").size == 600
 
 
+def test_crops_beyond_any_image_say_nothing(copied):
+    recipe = {"augment": {"crop": [10**400, 20]}}
+    assert load(copied(lambda config: config.__setitem__("recipe", recipe))).size is None
+
+
 def test_images_larger_than_in_training_are_shrunk(model_folder, copied, image):
     trained = copied(lambda config: config.__setitem__("recipe", {"augment": {"crop": [20, 56]}}))
     large = np.array(Image.fromarray(image).resize((280, 180)))

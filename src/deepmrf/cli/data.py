@@ -49,6 +49,7 @@ def get(
     """Download a data set from its publisher."""
     process.prepare(torch=False)
     from deepmrf.data.download import get as download
+    from deepmrf.data.publications import PUBLICATIONS
     from deepmrf.data.voc import mat_reader, merge_sbd
     from deepmrf.data.weights import WEIGHTS, get_weights
 
@@ -58,6 +59,11 @@ def get(
                 for file in WEIGHTS if name == ALL_WEIGHTS else [name]:
                     get_weights(file, to or WEIGHTS_FOLDER)
                 return
+            if name not in PUBLICATIONS:
+                raise ValueError(
+                    f"There are no data and no weights {name!r}: give one of {', '.join(PUBLICATIONS)}, or for weights "
+                    f"one of {', '.join(WEIGHTS)}; {ALL_WEIGHTS} means all of them."
+                )
             if name == "sbd":
                 mat_reader()  # an error before the download, not after it
             folder = download(name, to or DATA_FOLDER / name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.markup import escape
 from deepmrf.cli import process
 from deepmrf.cli.console import say, sentences, table
 from deepmrf.cli.options import NetworkOption, own_code
+
+if TYPE_CHECKING:
+    from deepmrf.models.parsing_network import DeepParsingNetwork
 
 EXPORT_HELP = """Write a whole model, network and MRF, to one file: ONNX (.onnx) or torch.export (.pt2).
 
@@ -51,13 +54,12 @@ def export_command(
         from deepmrf.data.files import read_image
         from deepmrf.export import centre_crops, check_path, export
         from deepmrf.models.names import open_model
-        from deepmrf.models.parsing_network import DeepParsingNetwork
 
         check_path(out)  # before anything is read or computed
         images = None if image is None else centre_crops(read_image(image))
         opened = open_model(model, network)
         if network_only:
-            opened = DeepParsingNetwork(opened.unary, None, opened.labels).eval()
+            opened = _network_of(opened)
         with console.status(escape(f"Tracing {model}, writing and checking {out.name}: half a minute or more")):
             comparisons = export(opened, out, images, tolerance)
     program = "onnxruntime" if out.suffix.lower() == ".onnx" else "torch.export"
@@ -71,3 +73,13 @@ def export_command(
     ]
     console.print(table(("image", "largest difference", "PyTorch", program), rows))
     say(f"Wrote {out}, {out.stat().st_size / 2**20:.1f} MiB.", console)
+
+
+def _network_of(model: DeepParsingNetwork) -> DeepParsingNetwork:
+    """The model without its MRF."""
+    if model.mean_field is not None and model.mean_field.unary == "sigmoid":
+        raise ValueError(
+            "The network gives each label a probability of its own (unary='sigmoid'), which its MRF says: "
+            "leave --network-only out."
+        )
+    return type(model)(model.unary, None, model.labels, model.card).eval()

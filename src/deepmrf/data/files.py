@@ -122,7 +122,7 @@ def _explaining(path: Path, kind: str = "an image", remedy: str = "replace the f
 def one_line(error: BaseException) -> str:
     """Return what an error says, in one line: without the system's error numbers, or its type where it says nothing."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0].rstrip(".")
+    return str(text).splitlines()[0].rstrip(".: ")
 
 
 @contextmanager

@@ -194,8 +194,8 @@ class Report:
         return context_figures.meeting_shares(maps, pair, gains.shape[2], (gains.shape[3], gains.shape[4]))
 
     def _add_contexts(self, gains: Floats, frame: int, pairs: Sequence[Pair] | None) -> None:
-        names, size = self.model.labels.names, (gains.shape[3], gains.shape[4])
-        pairs = pairs or self._pairs(gains)
+        names = self.model.labels.names
+        pairs = pairs or self._pairs(gains)  # none where there is one label
         suffix, when = ("-before", ": from one frame to the next") if frame else ("", "")
         matrix = context_figures.compatibility(context_figures.total_gains(gains), names, frame)
         caption = (
@@ -203,6 +203,12 @@ class Report:
             "beside the mean label. Not symmetric: A may call for B where B does not call for A."
         )
         parts = [self._figure(f"compatibility{suffix}", matrix, caption)]
+        if pairs:
+            parts.append(self._patterns(gains, frame, pairs))
+        self._section(f"Label compatibility and contexts{when}", parts)
+
+    def _patterns(self, gains: Floats, frame: int, pairs: Sequence[Pair]) -> str:
+        names, size = self.model.labels.names, (gains.shape[3], gains.shape[4])
         caption = "A:B, where B is likely (blue) when A is at the centre (square): B's contexts and their mean"
         shares: list[Floats | None] | None = None
         seen: list[Floats] | None = None
@@ -213,8 +219,7 @@ class Report:
             truths = [e.labels if e.picture.truth is None else e.picture.truth for e in self.explained]
             seen = [context_figures.arrangement(truths, pair, size) for pair in pairs]
         figure = context_figures.patterns(gains, pairs, names, shares, seen, frame)
-        parts.append(self._figure(f"patterns{suffix}", figure, f"{caption}."))
-        self._section(f"Label compatibility and contexts{when}", parts)
+        return self._figure("patterns-before" if frame else "patterns", figure, f"{caption}.")
 
     def add_picture(self, explained: Explained, number: int) -> None:
         """Add what the layers do to a picture."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from deepmrf.data.files import Bytes
 from deepmrf.figures.window import WindowKernel
 from deepmrf.layers import LabelContexts, MeanField, TriplePenalty
+from deepmrf.models.names import score
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.ops.contexts import window_convolution
 
@@ -107,10 +108,13 @@ def window_kernel(penalty: TriplePenalty) -> WindowKernel | None:
 
 def stage_scores(model: DeepParsingNetwork) -> dict[str, dict[str, float]]:
     """Return {stage: {"TA": score, ...}} of the recipe's stages whose scores the model's card holds, in their order."""
-    val, stages = model.card.metrics.get("val", {}), model.card.recipe.get("stage")
-    scores = {}
+    val, stages = model.card.metrics.get("val"), model.card.recipe.get("stage")
+    result = {}
     for stage in stages if isinstance(stages, list) else ():
-        values = val.get(stage.get("name")) if isinstance(stage, dict) and isinstance(val, dict) else None
-        if isinstance(values, dict) and all(isinstance(values.get(metric), float) for metric in METRICS):
-            scores[stage["name"]] = {metric.upper(): float(values[metric]) for metric in METRICS}
-    return scores
+        name = stage.get("name") if isinstance(stage, dict) else None
+        values = val.get(name) if isinstance(name, str) and isinstance(val, dict) else None
+        scores = {metric.upper(): score(values.get(metric)) for metric in METRICS} if isinstance(values, dict) else {}
+        known = {metric: value for metric, value in scores.items() if value is not None}
+        if len(known) == len(METRICS):
+            result[str(name)] = known
+    return result

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deepmrf.data.files import Bytes
 from deepmrf.export.check import TOLERANCE, Comparison, centre_crops, compare, synthetic_images
-from deepmrf.export.program import check_packages, write_onnx, write_program
+from deepmrf.export.program import check_packages, check_torch, write_onnx, write_program
 from deepmrf.models.parsing_network import DeepParsingNetwork
 
 WRITERS: dict[str, Callable[[DeepParsingNetwork, Path], None]] = {".onnx": write_onnx, ".pt2": write_program}
@@ -24,11 +24,12 @@ WRITERS: dict[str, Callable[[DeepParsingNetwork, Path], None]] = {".onnx": write
 
 
 def check_path(path: Path) -> None:
-    """Raise an error where `path` has an unknown suffix or is a folder, or where its format needs other packages."""
+    """Raise an error where `path` has an unknown suffix or is a folder, or where packages are missing or too old."""
     if path.suffix.lower() not in WRITERS:
         raise ValueError(f"{path} ends neither in .onnx (ONNX) nor in .pt2 (torch.export): name it by one of them.")
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file.")
+    check_torch()
     if path.suffix.lower() == ".onnx":
         check_packages()
 

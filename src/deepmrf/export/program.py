@@ -35,6 +35,8 @@ NOT_EXPORTABLE = {
 """Kernels that no program for images of any size can hold, and why."""
 INPUT, OUTPUT = "image", "log_probabilities"
 """The names of the program's input and output."""
+LEAST_TORCH = (2, 7)
+"""Earlier versions cannot write ONNX files for images of any size."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 """What writing and checking ONNX files needs."""
 MAX_FOLDED_VALUES = 2**24
@@ -68,11 +70,15 @@ def trace(model: DeepParsingNetwork) -> ExportedProgram:
     # PyTorch blurs long lines by another method than short ones. A program has one method: that of short lines.
     with torch.no_grad(), quiet(), mock.patch.object(gaussian, "MAX_BANDED_LENGTH", sys.maxsize):
         any_size = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-        program = torch.export.export(frozen_model, (image,), dynamic_shapes={INPUT: any_size})
+        program = torch.export.export(frozen_model, (image,), dynamic_shapes={INPUT: any_size}, strict=False)
     # The trace has guards on the example's memory layout (which crop was contiguous). They would refuse other sizes,
-    # although the operators take any layout. check.py measures that other sizes are right.
+    # although the operators take any layout. For the same reason it refuses images smaller than those for which a crop
+    # is one of the example's kind. check.py measures that other sizes, small ones too, are right.
     if hasattr(program, "_guards_code"):
         program._guards_code = []
+    if hasattr(program, "_range_constraints"):
+        ranges = program._range_constraints
+        program._range_constraints = {side: type(limits)(1, limits.upper) for side, limits in ranges.items()}
     return program
 
 
@@ -81,6 +87,13 @@ def write_program(model: DeepParsingNetwork, path: Path) -> None:
     extra_files = {f"{name}.txt": text for name, text in describe(model).items()}
     with quiet():
         torch.export.save(trace(model), path, extra_files=extra_files)
+
+
+def check_torch() -> None:
+    """Raise an ImportError where PyTorch is too old to export."""
+    if tuple(int(number) for number in torch.__version__.split(".")[:2]) < LEAST_TORCH:
+        least = ".".join(map(str, LEAST_TORCH))
+        raise ImportError(f"Exporting needs PyTorch {least} or newer, and this is {torch.__version__}: upgrade torch.")
 
 
 def check_packages() -> None:

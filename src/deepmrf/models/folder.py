@@ -279,7 +279,7 @@ def format_of(config: Mapping[str, Any]) -> int:
 def _check_format(folder: Path, config: Mapping[str, Any]) -> None:
     number = config.get("format", 0)
     if not isinstance(number, int) or number > FORMAT:
-        raise ValueError(f"{folder / CONFIG} has format {number!r}, newer than {FORMAT}: upgrade deepmrf.")
+        raise ValueError(f"{folder / CONFIG} has format {shortened(number)}, newer than {FORMAT}: upgrade deepmrf.")
     if number < format_of(config):
         raise ValueError(
             f"{folder} was written by an earlier deepmrf, whose links between frames had another meaning: "

@@ -32,6 +32,8 @@ PRETRAINED = Path(__file__).parents[1] / "pretrained"
 """The folder of the bundled models."""
 CODE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 """Files that can run code when they are read."""
+MAX_IMAGES = 10**12
+"""More images than any data set has."""
 NETWORK_ALONE = "network alone"
 """How the names of scores without the MRF end."""
 
@@ -144,7 +146,7 @@ def summarise(name: str | os.PathLike[str]) -> ModelSummary:
     with refusing_damage(folder):
         labels = LabelSet.from_dict(config["labels"])
     final, alone = _final_scores(config["metrics"])
-    per_class = final.get("iou_per_class")
+    per_class, images = final.get("iou_per_class"), final.get("images")
     return ModelSummary(
         name=os.fspath(name),
         folder=folder,
@@ -152,10 +154,10 @@ def summarise(name: str | os.PathLike[str]) -> ModelSummary:
         network=config["unary"].get("network"),
         mean_field=_describe(config["mean_field"]),
         data=_data(config["recipe"]) if final else None,
-        images=final.get("images"),
-        miou=final.get("miou"),
-        miou_network_alone=alone.get("miou"),
-        iou=dict(per_class) if isinstance(per_class, dict) else {},
+        images=images if type(images) is int and 0 < images < MAX_IMAGES else None,
+        miou=score(final.get("miou")),
+        miou_network_alone=score(alone.get("miou")),
+        iou=_known_scores(per_class) if isinstance(per_class, dict) else {},
         bytes=sum(saved_path(folder, file).stat().st_size for file in (CONFIG, WEIGHTS)),
     )
 
@@ -163,10 +165,23 @@ def summarise(name: str | os.PathLike[str]) -> ModelSummary:
 def _final_scores(metrics: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The last scores on the validation split, with and without the MRF."""
     stages = metrics.get("val") if isinstance(metrics, dict) else None
-    scores = {name: value for name, value in stages.items() if isinstance(value, dict)} if stages else {}
+    stages = stages if isinstance(stages, dict) else {}
+    scores = {name: value for name, value in stages.items() if isinstance(value, dict)}
     alone = [value for name, value in scores.items() if name.endswith(NETWORK_ALONE)]
     final = [value for name, value in scores.items() if not name.endswith(NETWORK_ALONE)]
     return final[-1] if final else {}, alone[-1] if alone else {}
+
+
+def score(value: Any) -> float | None:
+    """The value as a score of 0 to 1; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= 1 else None
+
+
+def _known_scores(values: dict[str, Any]) -> dict[str, float]:
+    """The scores among the values."""
+    scores = {name: score(value) for name, value in values.items()}
+    return {name: value for name, value in scores.items() if value is not None}
 
 
 def _data(recipe: Any) -> str | None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
@@ -71,6 +71,10 @@ config.json holds its labels, settings and, after a training, its recipe and sco
 
 """
 """README.md of a saved model, where there is none; the hub reads its first lines. Jinja drops the last line end."""
+NOT_SAVED = (
+    "This model for clips cannot be read again once saved: save the model for images, whose part for video gives this "
+    "one."
+)
 CONTAINERS = "torch.nn.modules.container."
 """Classes that are built of other modules: to name one, such as Sequential, says nothing of a network."""
 
@@ -143,7 +147,7 @@ class DeepParsingNetwork(
     def _logits(self, image: Tensor) -> Tensor:
         built_in = isinstance(self.unary, unaries.NETWORKS)
         if image.dtype == torch.uint8 and not built_in and not isinstance(self.unary, unaries.Wrapped):
-            image = image / 255  # what networks of the user's own expect
+            image = image.float() / 255  # what networks of the user's own expect
         logits = self.unary(image)
         if not isinstance(logits, Tensor):
             raise ValueError(
@@ -285,11 +289,17 @@ class MissingNetworkError(ValueError):
 
 
 class LinkedResults(DeepParsingNetwork):
-    """A model for clips whose frames get the result of a model for images each, and then are linked."""
+    """A model for clips whose frames get the result of a model for images each, and then are linked.
+
+    It is not saved: its config would say nothing of the first mean field.
+    """
 
     def __init__(self, images: DeepParsingNetwork, links: MeanField) -> None:
         super().__init__(images.unary, links, images.labels, images.card)
         self.of_images = images.mean_field
+
+    def save_pretrained(self, *_: Any, **options: Any) -> NoReturn:
+        raise ValueError(NOT_SAVED)  # before the mixin removes a config.json that is there
 
     def log_unary(self, image: Tensor) -> Tensor:
         """What the model for images says of each frame, by its network and its mean field."""
@@ -301,6 +311,8 @@ class LinkedResults(DeepParsingNetwork):
 
 def write_model(model: DeepParsingNetwork, folder: Path, half: bool = False) -> None:
     """Write weights and config into a folder; `half` stores the weights as float16, at half the size."""
+    if isinstance(model, LinkedResults):
+        raise ValueError(NOT_SAVED)
     write_folder(folder, model.config(), model.state_dict(), half)
 
 
@@ -329,7 +341,7 @@ def read_model(folder: Path, network: OwnNetwork | None = None) -> DeepParsingNe
                 unary = rebuild(source)
             unary = unary if named else _wrapped(unary, saved["options"])
             mean_field = None if config["mean_field"] is None else MeanField(**config["mean_field"])
-            built = DeepParsingNetwork(unary, mean_field, labels, Card(config["metrics"], config["recipe"]))
+            built = DeepParsingNetwork(unary, mean_field, labels, _card(config))
             if config.get("video") is not None:
                 built.video = VideoPart(**config["video"])
             return built
@@ -349,6 +361,11 @@ def read_model(folder: Path, network: OwnNetwork | None = None) -> DeepParsingNe
                 check_mrf_weights(part)
     model.code = network if isinstance(network, str) else source.get("code")
     return model.eval()
+
+
+def _card(config: Mapping[str, Any]) -> Card:
+    """The card in a config; what is no table says nothing."""
+    return Card(*(config[key] if isinstance(config[key], dict) else {} for key in ("metrics", "recipe")))
 
 
 def _wrapped(network: nn.Module, options: Mapping[str, Any]) -> nn.Module:

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 import deepmrf
 from deepmrf import ops
 from deepmrf.data.extras import EXTRAS, install_line
+from deepmrf.data.files import one_line
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.models.names import PRETRAINED, bundled
 from deepmrf.ops.jobs import cache_folder, compiled_before
@@ -121,6 +123,17 @@ def _found(module: str) -> bool:
         return False
 
 
+def _import_problem(module: str) -> str:
+    """Why an installed module cannot be imported; empty if it can, or if it is not installed."""
+    if not _found(module):
+        return ""
+    try:
+        import_module(module)
+    except Exception as error:  # a package that does not fit another one raises what it likes
+        return one_line(error)
+    return ""
+
+
 def _cpu() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
@@ -148,6 +161,8 @@ def _gpus() -> str:
 def _cpu_kernels() -> str:
     if not _version("numba"):
         return "plain PyTorch, since numba is not installed: pip install numba"
+    if problem := _import_problem("numba"):
+        return f"numba cannot be imported ({problem}): predictions need it mended or removed"
     if cache_folder() is None:
         return "numba, compiled in every process, since no folder can be written: set NUMBA_CACHE_DIR to one that can"
     if compiled_before():
@@ -164,8 +179,9 @@ def _gpu_kernels() -> str:
 
 
 def _caches() -> Iterator[Cache]:
-    numba_folder, triton_folder = cache_folder(), os.environ.get("TRITON_CACHE_DIR", "~/.triton/cache")
-    yield _cache("compiled kernels, CPU", numba_folder, "**/*.nb?")
+    triton_folder = os.environ.get("TRITON_CACHE_DIR", "~/.triton/cache")
+    if not _import_problem("numba"):
+        yield _cache("compiled kernels, CPU", cache_folder(), "**/*.nb?")
     if torch.cuda.is_available():
         yield _cache("compiled kernels, GPU", Path(triton_folder).expanduser())
     yield _cache("models of the Hugging Face hub", Path(huggingface_hub.constants.HF_HUB_CACHE))

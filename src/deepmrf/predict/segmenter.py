@@ -326,6 +326,6 @@ def trained_size(models: Sequence[DeepParsingNetwork]) -> int | None:
         recipe = recipe["network"] if isinstance(recipe.get("network"), dict) else recipe
         augment = recipe.get("augment")
         crop = augment.get("crop") if isinstance(augment, dict) else None
-        if isinstance(crop, list | tuple) and crop and all(isinstance(n, int) and n > 0 for n in crop):
+        if isinstance(crop, list | tuple) and crop and all(isinstance(n, int) and 0 < n <= MAX_PIXELS for n in crop):
             sides.append(round(MAX_SIZE_BY_CROP * max(crop)))
     return max(*sides, 64) if sides else None

@@ -57,6 +57,15 @@ def test_without_strength_the_network_stays(name, maps, agree):
         agree(adjust(mrf, {"strength": 0})(*maps).exp(), (maps[0] / mrf.temperature).softmax(1))
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.5, 0.5])
+def test_without_strength_or_scale_a_smoothness_does_nothing(scale, maps, agree):
+    mrf = MeanField(LABELS, kernel="gaussian", window=7, contexts=0, smoothness=True)
+    with torch.no_grad():
+        mrf.triple_penalty.scale.fill_(scale)
+        agree(adjust(mrf, {"strength": 0})(*maps).exp(), maps[0].softmax(1))
+        agree(adjust(mrf, {})(*maps).exp(), mrf(*maps).exp())
+
+
 @pytest.mark.parametrize("name", ["distance", "gaussian", "dense CRF"])
 def test_every_control_changes_the_result(name, maps):
     mrf = MRFS[name]()

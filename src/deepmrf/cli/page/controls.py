@@ -100,7 +100,8 @@ def adjust(mrf: MeanField, values: Mapping[str, float | None]) -> MeanField:
         new.log_colour_width.fill_(math.log(chosen["colour"] / 255))
         new.log_position_width.fill_(math.log(chosen["position"]))
     if old.smoothness:
-        new.smooth_weight.fill_(chosen["smoothness"] / float(new.scale))
+        scale = float(new.scale)
+        new.smooth_weight.fill_(chosen["smoothness"] / math.copysign(max(abs(scale), MIN_APPEARANCE), scale))
         new.log_smooth_width.fill_(math.log(chosen["smooth_width"]))
     adjusted.check_values = False  # the network's own output needs no warning
     return adjusted.requires_grad_(False).eval()

@@ -21,16 +21,17 @@ from deepmrf.ops.lattice.build import (
     scale_factors,
     slice_scale,
 )
-from deepmrf.ops.registry import Implementation, Pair, installed
+from deepmrf.ops.registry import Implementation, Pair, forced, installed
 
 MIN_POINTS_PER_PART = 4096
 MAX_CHANNELS_AT_ONCE = 64
 
 
 def can_build(features: Tensor) -> bool:
-    """Float32 points on the CPU, where numba is installed."""
+    """Float32 points on the CPU, where numba is installed and no other implementation is forced."""
     return (
         installed("numba")
+        and forced() in (None, "numba")
         and features.device.type == "cpu"
         and features.dtype == torch.float32
         and features.numel() > 0

@@ -19,16 +19,16 @@ from torch import Tensor
 from deepmrf.ops.jobs import run_in_parts, run_jobs
 from deepmrf.ops.lattice.build import slice_scale
 from deepmrf.ops.lattice.cpu import blur_rows, part_count, parts_of, width_of, zero_rows
-from deepmrf.ops.registry import installed
+from deepmrf.ops.registry import forced, installed
 
 if TYPE_CHECKING:
     from deepmrf.ops.lattice.mean_field import PairwiseTerm
 
 
 def suits(unary: Tensor, terms: Sequence[PairwiseTerm]) -> bool:
-    """Float32 on the CPU, where numba is installed."""
+    """Float32 on the CPU, where numba is installed and no other implementation is forced."""
     tensors = [unary, *(t.lattice.weight for t in terms)]
-    ours = all(t.lattice.links.dim() == 1 for t in terms)
+    ours = forced() in (None, "numba") and all(t.lattice.links.dim() == 1 for t in terms)
     return ours and installed("numba") and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from deepmrf.ops.lattice import Lattice, build_lattice
+from deepmrf.ops.registry import forced
 
 MAX_CACHED_LATTICES = 8
 
@@ -85,7 +86,10 @@ def bilateral_features(
 
 
 @lru_cache(maxsize=MAX_CACHED_LATTICES)
-def _cached_lattice(size: tuple[int, ...], widths: tuple[float, ...], options: frozenset[tuple[str, Any]]) -> Lattice:
+def _cached_lattice(
+    size: tuple[int, ...], widths: tuple[float, ...], options: frozenset[tuple[str, Any]], implementation: str | None
+) -> Lattice:
+    """implementation: the one that is forced; a lattice that another one built is not for it."""
     with torch.inference_mode(False):
         return build_lattice(position_features(size, widths, **dict(options)))
 
@@ -95,4 +99,4 @@ def position_lattice(
 ) -> Lattice:
     """The lattice of position_features with these options, one image for any batch; the last few are cached."""
     axes, start = tuple(_widths(widths, len(size), "position")), None if origin is None else tuple(origin)
-    return _cached_lattice(tuple(size), axes, frozenset({"origin": start, **options}.items()))
+    return _cached_lattice(tuple(size), axes, frozenset({"origin": start, **options}.items()), forced())

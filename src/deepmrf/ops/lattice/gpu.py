@@ -30,7 +30,7 @@ from deepmrf.ops.lattice.build import (
     slice_scale,
 )
 from deepmrf.ops.launch import interpreted, on_device, parts, power_of_two
-from deepmrf.ops.registry import Implementation, Pair, installed
+from deepmrf.ops.registry import Implementation, Pair, forced, installed
 
 ENTRIES_PER_CHUNK = 64
 MAX_AXES = 15
@@ -43,13 +43,14 @@ PARTIAL_SUMS_AT_ONCE = 32
 
 
 def can_build(features: Tensor) -> bool:
-    """Float32 points on a GPU."""
+    """Float32 points on a GPU, where no other implementation is forced."""
     here = features.is_cuda or interpreted()
     return (
         here
         and features.dtype == torch.float32
         and features.numel() > 0
         and features.shape[1] <= MAX_AXES
+        and forced() in (None, "triton")
         and installed("triton")
     )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from deepmrf.ops.lattice.build import slice_scale
 from deepmrf.ops.lattice.gpu import Splat, blur, slice_rows, stride_of, tables_of
 from deepmrf.ops.launch import interpreted, on_device
-from deepmrf.ops.registry import installed
+from deepmrf.ops.registry import forced, installed
 
 if TYPE_CHECKING:
     from deepmrf.ops.lattice.mean_field import PairwiseTerm
@@ -25,11 +25,11 @@ MAX_LABELS = 1024
 
 
 def suits(unary: Tensor, terms: Sequence[PairwiseTerm]) -> bool:
-    """Float32 on a GPU."""
+    """Float32 on a GPU, where no other implementation is forced."""
     tensors = [unary, *(t.lattice.weight for t in terms)]
     here = all(t.is_cuda for t in tensors) or (interpreted() and all(t.lattice.splat_tables for t in terms))
     fits = unary.shape[1] <= MAX_LABELS and all(t.dtype == torch.float32 for t in tensors)
-    return here and fits and installed("triton")
+    return here and fits and forced() in (None, "triton") and installed("triton")
 
 
 class _Joined:
