@@ -117,6 +117,12 @@ def upload(path: Path, url: str) -> None:
         files.mv(temporary, name)
 
 
+def remove(url: str) -> None:
+    """Delete the file at a URL."""
+    with _files_at(url, "removed") as (files, name):
+        files.rm_file(name)
+
+
 def exists(url: str) -> bool:
     """Is there a file at this URL?"""
     with _files_at(url, "looked for") as (files, name):

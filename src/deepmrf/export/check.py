@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,33 +66,39 @@ def compare(model: DeepParsingNetwork, path: Path, images: Sequence[Bytes]) -> l
     NaN counts as an infinite difference, and so does a small image that the file refuses.
     """
     frozen_model, run = frozen_copy(model), runner(path)
-    comparisons = []
     with torch.no_grad():
-        if images:
-            comparisons += _small_comparison(frozen_model, run, images[0])
-        for image in images:
-            batch = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
-            expected, model_seconds = _timed(frozen_model, batch)
-            actual, file_seconds = _timed(run, batch)
-            difference = _largest_difference(actual, expected)
-            height, width = image.shape[:2]
-            comparisons.append(Comparison(height, width, difference, model_seconds, file_seconds))
-    return comparisons
+        corners = [image[: SMALL_SIZE[0], : SMALL_SIZE[1]] for image in images[:1]]
+        small = [_small_comparison(frozen_model, run, image) for image in corners if _takes(frozen_model, image)]
+        return [*small, *[_comparison(frozen_model, run, image) for image in images]]
 
 
-def _small_comparison(model: DeepParsingNetwork, run: Runner, image: Bytes) -> list[Comparison]:
-    """Model and file on a corner of an image; nothing where the model itself does not take so small an image."""
-    height, width = SMALL_SIZE
-    batch = torch.from_numpy(np.ascontiguousarray(image[:height, :width])).permute(2, 0, 1)[None]
+def _comparison(model: Runner, run: Runner, image: Bytes) -> Comparison:
+    expected, model_seconds = _timed(model, _batch(image))
+    actual, file_seconds = _timed(run, _batch(image))
+    height, width = image.shape[:2]
+    return Comparison(height, width, _largest_difference(actual, expected), model_seconds, file_seconds)
+
+
+def _small_comparison(model: Runner, run: Runner, image: Bytes) -> Comparison:
     try:
-        expected, model_seconds = _timed(model, batch)
-    except Exception:  # a network of the user's own raises what it likes
-        return []
-    difference, file_seconds = math.inf, math.nan
-    with suppress(RuntimeError, AssertionError):  # what programs raise that refuse a size
-        actual, file_seconds = _timed(run, batch)
-        difference = _largest_difference(actual, expected)
-    return [Comparison(height, width, difference, model_seconds, file_seconds)]
+        return _comparison(model, run, image)
+    except (RuntimeError, AssertionError):  # what programs raise that refuse a size
+        height, width = image.shape[:2]
+        return Comparison(height, width, math.inf, math.nan, math.nan)
+
+
+def _takes(model: Runner, image: Bytes) -> bool:
+    """Does the model take so small an image? A network of the user's own raises what it likes."""
+    try:
+        model(_batch(image))
+    except Exception:
+        return False
+    return True
+
+
+def _batch(image: Bytes) -> Tensor:
+    """uint8 RGB (H, W, 3) -> (1, 3, H, W)."""
+    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
 
 
 def _timed(run: Runner, image: Tensor) -> tuple[Tensor, float]:

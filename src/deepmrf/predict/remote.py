@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepmrf.data.files import one_line
 from deepmrf.data.progress import Progress
-from deepmrf.data.remote import URL, Mirror, Names, fetch, path_or_url, read_part, upload
+from deepmrf.data.remote import URL, Mirror, Names, fetch, path_or_url, read_part, remove, upload
 from deepmrf.predict.ahead import map_ahead
 from deepmrf.predict.files import Failure, ImageFile, ResultFiles, check_targets
 from deepmrf.predict.notes import HEADER_BYTES, TAIL_BYTES, is_result
@@ -171,7 +170,7 @@ class _Stage:
         for path in removed:
             url = self.here.url(path)
             assert url is not None  # it is below `results`
-            _remove(url)
+            remove(url)
         for path in reversed(files.all()):
             url = self.here.url(path)
             assert url is not None  # it is below `results`
@@ -194,14 +193,3 @@ class _Stage:
         masks = {name: shown(path) for name, path in files.masks.items()}
         files = ResultFiles(shown(files.labels), overlay, probabilities, masks)
         return replace(result, path=shown(result.path), files=files)
-
-
-def _remove(url: str) -> None:
-    """Delete the file at a URL."""
-    import fsspec  # here, since local files do not need it
-
-    try:
-        files, name = fsspec.core.url_to_fs(url)
-        files.rm_file(name)
-    except Exception as error:  # each file system has its own
-        raise OSError(f"{url}, of an earlier run, could not be removed ({one_line(error)}).") from error

@@ -57,7 +57,7 @@ def groups_by_video(stems: Sequence[str], thumbnails: Sequence[Tensor], folds: i
     The frames of a video are one group. Where that gives fewer groups than folds, each video is cut into as many
     stretches as there are folds.
     """
-    videos = _videos(stems, thumbnails)
+    videos = find_videos(stems, thumbnails)
     groups = list(stems)
     for prefix, frames in videos.items():
         for index in frames:
@@ -90,8 +90,13 @@ def split(groups: Sequence[str], folds: int, seed: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def _videos(stems: Sequence[str], thumbnails: Sequence[Tensor]) -> dict[str, list[int]]:
-    """The indices of the frames of each video, in order, by what their names have in common."""
+def find_videos(
+    stems: Sequence[str], thumbnails: Sequence[Tensor], least: float = MIN_RESEMBLANCE
+) -> dict[str, list[int]]:
+    """The indices of the frames of each video, in order, by what their names have in common.
+
+    least: the resemblance of successive thumbnails from which on they are frames of one video.
+    """
     numbers = [list(re.finditer(r"\d+", stem))[::-1] for stem in stems]  # the last one first
     shared = Counter(_around(match) for matches in numbers for match in matches)
     by_rest: dict[tuple[str, str], list[tuple[int, int]]] = {}
@@ -102,7 +107,7 @@ def _videos(stems: Sequence[str], thumbnails: Sequence[Tensor]) -> dict[str, lis
     videos = {}
     for (before, after), numbered in by_rest.items():
         frames = [index for _, index in sorted(numbered)]
-        if len(frames) >= MIN_FRAMES and _resemblance([thumbnails[index] for index in frames]) >= MIN_RESEMBLANCE:
+        if len(frames) >= MIN_FRAMES and _resemblance([thumbnails[index] for index in frames]) >= least:
             videos[f"{before}*{after}" if after else before] = frames
     return videos
 

@@ -20,15 +20,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepmrf.data.dataset import Dataset, Item, need_folder, sequence_and_frame
+from deepmrf.data.dataset import need_folder
 from deepmrf.data.files import VOID
-from deepmrf.data.labels import LabelSet
 from deepmrf.data.progress import Phases, no_phases
 from deepmrf.evaluation.dice import VolumeDice
 from deepmrf.evaluation.intervals import Gain, Interval, measure_dice_gain, measure_gain
 from deepmrf.evaluation.metrics import Scores, confusion
 from deepmrf.refine.examples import Example, Examples, open_examples
-from deepmrf.refine.folds import MIN_FRAMES, THUMBNAIL_SIDE
+from deepmrf.refine.folds import THUMBNAIL_SIDE, find_videos
 from deepmrf.refine.matching import MatchedFiles, match_files
 from deepmrf.refine.predictions import Folder
 from deepmrf.refine.tally import Tally
@@ -91,7 +90,7 @@ def score(
             notes.append(f"{name}: {share:.1%} of the labelled pixels have no label there, and count as wrong.")
     gain = dice_gain = None
     if len(examples) == 2:
-        runs = _videos([files.stem for files in examples[0].files], thumbnails) if thumbnails else []
+        runs = _frames_of_videos([files.stem for files in examples[0].files], thumbnails) if thumbnails else []
         gain = measure_gain(confusions[0], confusions[1], examples[0].labels.names, runs=runs)
         dice_gain = measure_dice_gain(dice[names[0]], dice[names[1]]) if dice else None
     return PredictionScores(scores, gain, dice, dice_gain, tuple(notes))
@@ -113,22 +112,11 @@ def _thumbnail(mask: Tensor, labels: int) -> Tensor:
     return functional.adaptive_avg_pool2d(maps.float(), THUMBNAIL_SIDE).flatten()
 
 
-def _videos(stems: Sequence[str], thumbnails: Sequence[Tensor]) -> list[list[int]]:
-    """The indices of consecutive frames of each video, where masks resemble the next ones.
-
-    What all masks have in common, as those of streets do, is no resemblance.
-    """
-    values = torch.stack(list(thumbnails))
-    differences = functional.normalize(values - values.mean(0), dim=1)
-    indices = {stem: index for index, stem in enumerate(stems)}
-    items = [Item(stem, Path(stem), None, *sequence_and_frame(stem)) for stem in stems]
-    runs = []
-    for run in Dataset(items, LabelSet.numbered(1)).sequences():
-        frames = [indices[item.name] for item in run]
-        alike = (differences[frames[1:]] * differences[frames[:-1]]).sum(1)
-        if len(frames) >= MIN_FRAMES and float(alike.median()) >= MIN_RESEMBLANCE_OF_MASKS:
-            runs.append(frames)
-    return runs
+def _frames_of_videos(stems: Sequence[str], thumbnails: Sequence[Tensor]) -> list[list[int]]:
+    """The indices of the frames of each video. What all masks have in common, as in streets, is no resemblance."""
+    usual = torch.stack(list(thumbnails)).mean(0)
+    unusual = [thumbnail - usual for thumbnail in thumbnails]
+    return list(find_videos(stems, unusual, MIN_RESEMBLANCE_OF_MASKS).values())
 
 
 def _open(matched: list[list[MatchedFiles]], masks: Path, labels: int | None) -> list[Examples]:
