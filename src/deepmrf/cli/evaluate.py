@@ -194,9 +194,7 @@ def _score_predictions(folders: list[str], masks: Path, labels: int | None, out:
     if report.gain is not None:
         _print_gain(report.gain, console, folders[1])
         if report.dice_gain is not None:
-            value, low, high = _signed(report.dice_gain)
-            interval = f"95 % interval {low} to {high}" if low != "-" else "no interval: measure more volumes"
-            say(f"{folders[1]} adds {value} to the mean Dice, {interval}.", console)
+            say(f"{folders[1]} adds {_with_interval(report.dice_gain, 'the mean Dice', 'volumes')}.", console)
         say("An MRF that learned from these masks adds less to other images: fit says how much.", console)
         facts["gain"] = report.gain.to_dict()
     if out is not None:
@@ -233,15 +231,20 @@ def _print_gain(gain: Gain, console: Console, subject: str = "The MRF") -> None:
     rows = [(name, *_signed(interval)) for name, interval in zip(gain.names, gain.iou_per_class, strict=True)]
     rows += [("mIoU", *_signed(gain.miou)), ("pixel accuracy", *_signed(gain.pixel_accuracy))]
     console.print(table(("IoU", "gain", "low", "high"), rows, f"{subject}: gain"))
-    value, low, high = _signed(gain.miou)
-    interval = f"95 % interval {low} to {high}" if low != "-" else "no interval: measure more images"
     changed = f"{count(gain.better, 'image')} of {gain.images} better, {gain.worse} worse"
-    say(f"{subject} adds {value} to mIoU, {interval}: {changed}.", console)
-    if gain.stretches < FEW_IMAGES and low != "-":
+    say(f"{subject} adds {_with_interval(gain.miou, 'mIoU', 'images')}: {changed}.", console)
+    if 1 < gain.stretches < FEW_IMAGES:
         say("These images are few: other images may gain more or less than the interval says.", console)
     if gain.stretch_frames > 1:
         frames = f"up to {gain.stretch_frames} consecutive frames"
         say(f"Neighbouring frames are alike, so the interval is over {gain.stretches} stretches of {frames}.", console)
+
+
+def _with_interval(gain: Interval, score: str, things: str) -> str:
+    """The gain in a score, "+0.61 to mIoU, 95 % interval ..."; things: of which too few give no interval."""
+    value, low, high = _signed(gain)
+    interval = f"95 % interval {low} to {high}" if low != "-" else f"no interval: measure more {things}"
+    return f"{value} to {score}, {interval}"
 
 
 def _signed(interval: Interval) -> tuple[str, str, str]:

@@ -328,14 +328,13 @@ class MeanField(nn.Module):
         """Return log_q (B, L, H, W) of one frame, as `forward` does of a clip, where `links_frames_alone`.
 
         beliefs: `belief` of the frames dt frames away, {dt: (B, L, H, W)}; 0 is the frame itself.
-        links: the flow to them (B, 2, H, W) and where it is reliable (B, 1, H, W), {dt: (flow, reliable)}.
+        links: the flow to those that the window holds, (B, 2, H, W), and where it is reliable (B, 1, H, W),
+        {dt: (flow, reliable)}.
         """
         with torch.autocast(log_p.device.type, enabled=False):
             t = self.triple_penalty.of_frame(beliefs[0][:, :, None], None if image is None else image[:, :, None])
             penalty = (t if self.label_contexts is None else self.label_contexts(t, Links(1)))[:, :, 0]
-            before, after = reaches(self.triple_penalty.window)[0]
-            seen = {dt: link for dt, link in links.items() if -before <= dt <= after}
-            ways = [Way(-self.trajectory_weights[abs(dt) - 1], beliefs[dt], *link) for dt, link in seen.items()]
+            ways = [Way(-self.trajectory_weights[abs(dt) - 1], beliefs[dt], *link) for dt, link in links.items()]
             unary = self.tempered(log_p.to(t.dtype))
             return log_softmax_of_difference(unary, add_along(penalty, ways)).to(log_p.dtype)
 
