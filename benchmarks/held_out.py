@@ -70,11 +70,14 @@ def learn(outputs: Outputs, settings: FitSettings, temperature: float) -> dict[s
     return {str(stage): mrf for stage, mrf in learner.models().items()}
 
 
-def stage_scores(model: DeepParsingNetwork, mrfs: dict[str, MeanField], data: Dataset) -> dict[str, object]:
+def stage_scores(
+    model: DeepParsingNetwork, mrfs: dict[str, MeanField], data: Dataset, device: str = "cpu"
+) -> dict[str, object]:
     """The scores on val after each stage."""
-    scores: dict[str, object] = {"unary": evaluate(predictor(model.log_unary), data).to_dict()}
+    scores: dict[str, object] = {"unary": evaluate(predictor(model.log_unary), data, device).to_dict()}
     for stage, mrf in mrfs.items():
-        scores[stage] = evaluate(predictor(DeepParsingNetwork(model.unary, mrf, model.labels)), data).to_dict()
+        stage_model = DeepParsingNetwork(model.unary, mrf, model.labels)
+        scores[stage] = evaluate(predictor(stage_model), data, device).to_dict()
     finished = f"temperature {mrf.temperature:g}"
     return {**scores, finished: scores[stage], f"{finished}, network alone": scores["unary"]}
 
@@ -97,20 +100,22 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.15, help="0: the best for these images")
     parser.add_argument("--video-of", default=None, help="a model whose part for video this one gets")
     parser.add_argument("--seed", type=int, default=0, help="of crops and starting values")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("-o", "--out", type=Path, required=True)
     given = parser.parse_args()
-    model = open_model(given.model).eval()
+    model = open_model(given.model).eval().to(given.device)
     data = open_data(given.data, given.train_split)
-    outputs = Outputs(model, hold_out(data, given.share)[1] if given.share else data)
+    outputs = Outputs(model, hold_out(data, given.share)[1] if given.share else data, given.device)
     logs, masks = ([getattr(example, name) for example in outputs.examples] for name in ("log_p", "mask"))
     temperature = given.temperature or calibrated_temperature(logs, masks, data.labels.ignore)
     settings = FitSettings(
         kernel=given.kernel, gate=False, label_scaling=given.label_scaling,
         contexts=given.contexts, context_size=given.context_size,
         contexts_steps=given.steps, contexts_rate=given.rate, batch=given.batch, seed=given.seed,
+        device=given.device,
     )  # fmt: skip
     mrfs = learn(outputs, settings, temperature)
-    scores = stage_scores(model, mrfs, open_data(given.data, "val"))
+    scores = stage_scores(model, mrfs, open_data(given.data, "val"), given.device)
     joined = DeepParsingNetwork(model.unary, list(mrfs.values())[-1], model.labels).eval()
     if given.video_of is not None:
         joined.video = open_model(given.video_of).video

@@ -18,9 +18,11 @@ import coarser
 import held_out
 import mix_streets
 import relabel
+import sharpen_masks
 import strides
 
 from deepmrf.data import LabelSet, synthetic
+from deepmrf.data.cityscapes import cityscapes
 from deepmrf.data.dataset import Dataset, Item
 from deepmrf.data.synthetic import LABELS
 from deepmrf.models.parsing_network import DeepParsingNetwork
@@ -60,12 +62,30 @@ def test_the_mean_of_weights_has_the_shares_and_keeps_what_does_not_fit():
 def test_a_network_for_other_labels_starts_with_the_rows_of_those_most_like_them():
     colours = tuple((n, n, n) for n in range(20))
     ours, theirs = tuple(relabel.CITYSCAPES_OF_CAMVID), tuple(sorted(set(relabel.CITYSCAPES_OF_CAMVID.values())))
-    street = DeepParsingNetwork.build("fast", LabelSet(theirs, colours[: len(theirs)]), {"width": 8}, None)
-    camvid = DeepParsingNetwork.build("fast", LabelSet(ours, colours[: len(ours)]), {"width": 8}, None)
-    relabel.relabel(street.eval(), camvid.eval())
     image = torch.rand(1, 3, 32, 48)
     rows = [theirs.index(name) for name in relabel.CITYSCAPES_OF_CAMVID.values()]
-    torch.testing.assert_close(camvid.unary(image), street.unary(image)[:, rows])
+    for network in ("fast", "strong"):
+        street = DeepParsingNetwork.build(network, LabelSet(theirs, colours[: len(theirs)]), {"width": 8}, None).eval()
+        camvid = relabel.relabelled(street, LabelSet(ours, colours[: len(ours)])).eval()
+        torch.testing.assert_close(camvid.unary(image), street.unary(image)[:, rows])
+
+
+def test_sharpened_masks_change_lines_of_wrong_labels_in_the_split_train_alone(tmp_path):
+    picture = np.zeros((4, 7, 3), np.uint8)
+    # Road (7), vegetation (21), and between them a line of wall (12), which only averaging can have left there.
+    mask = np.array([[7, 7, 7, 12, 21, 21, 21]] * 4, np.uint8)
+    for split in ("train", "val"):
+        for folder, name, values in (("leftImg8bit", "leftImg8bit", picture), ("gtFine", "gtFine_labelIds", mask)):
+            path = tmp_path / "data" / folder / split / "ulm" / f"ulm_000000_000001_{name}.png"
+            path.parent.mkdir(parents=True)
+            Image.fromarray(values).save(path)
+    out = tmp_path / "sharp"
+    for split, changed, expected in (("train", 4, [7, 7, 7, 7, 21, 21, 21]), ("val", 0, mask[0].tolist())):
+        data = cityscapes(tmp_path / "data", split)
+        assert sharpen_masks.write(data, data[0], out, split) == changed
+        written = out / f"gtFine/{split}/ulm/ulm_000000_000001_gtFine_labelIds.png"
+        assert np.asarray(Image.open(written))[0].tolist() == expected
+        assert len(cityscapes(out, split)) == 1
 
 
 def test_images_of_two_sets_get_the_labels_of_the_first(tmp_path):

@@ -114,6 +114,16 @@ def _colours_at_once(colours, pixel, mask, F: tl.constexpr, COLOURS: tl.constexp
 
 
 @triton.jit
+def _finished(total, y, y_to):
+    """total, once the matrix units have summed it: y < y_to always holds, but the compiler does not know that.
+
+    They read s from registers while the program goes on. Without this use of the sum, Triton 3.6 lets them work on into
+    the next row, which overwrites these registers: beside other programs on the GPU, late sums were made of anything.
+    """
+    return tl.where(y < y_to, total, 0.0)
+
+
+@triton.jit
 def _rows(
     total, by_colour, by_position, y_from, y_to, keys, colours, at_frame, exponent_t, exponent_x, query_features,
     x_query, y_query, x_key, label, W, before_y, after_y, scale_y,
@@ -137,14 +147,15 @@ def _rows(
                 step = query_features[c][:, None] - key_features[c][None, :]
                 colour += step * step
             s = tl.exp2(nearness - colour)
-            total = tl.dot(s.to(value.dtype), value, total)
-            by_colour = tl.dot((s * colour).to(value.dtype), value, by_colour)
+            total = _finished(tl.dot(s.to(value.dtype), value, total), y, y_to)
+            by_colour = _finished(tl.dot((s * colour).to(value.dtype), value, by_colour), y, y_to)
             by_position = tl.dot((s * (S_EXPONENT - nearness)).to(value.dtype), value, by_position)
+            by_position = _finished(by_position, y, y_to)
         else:
             for c in tl.static_range(F):
                 step = query_features[c][:, None] - key_features[c][None, :]
                 nearness -= step * step
-            total = tl.dot(tl.exp2(nearness).to(value.dtype), value, total)
+            total = _finished(tl.dot(tl.exp2(nearness).to(value.dtype), value, total), y, y_to)
     return total, by_colour, by_position
 
 
