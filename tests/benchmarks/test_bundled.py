@@ -15,6 +15,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import average
 import coarser
+import gpu_beside
 import held_out
 import mix_streets
 import relabel
@@ -138,3 +139,10 @@ def test_the_report_by_stride_has_gains_with_intervals_and_their_mean(tmp_path):
 def test_a_gain_without_an_interval_is_shown_alone():
     row = strides.row("an MRF", {"miou": 0.5, "gain": {"miou": -0.01, "low": None, "high": None}})
     assert row.split() == ["an", "MRF", "50.00", "-1.00"]
+
+
+def test_a_step_beside_other_programs_differs_by_nan_and_by_any_number():
+    wanted = [torch.tensor([1.0, 2.0]), torch.tensor(3.0)]
+    assert not gpu_beside.differs([part.clone() for part in wanted], wanted)
+    for wrong in (torch.nan, 2.0000002):
+        assert gpu_beside.differs([torch.tensor([1.0, wrong]), wanted[1]], wanted)

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_product_is_finished_before_its_registers_are_written_again(tmp_path: Path) -> None:
-    # Triton lets products run on into the next row where nothing uses their sum there, though that row overwrites the
-    # registers that they read. On a busy GPU, sums were then made of anything: NaN in the upper part of images.
+    # Where nothing uses the sum of a product before the next row, Triton lets it run on, though that row goes into the
+    # registers which the product reads. Products are late where other programs keep the matrix units busy.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-W", "ignore", "-m", "tests.ops.compile_for_hopper"]

@@ -179,3 +179,15 @@ def test_scales_mirrors_and_averages():
     for wrong in ([], [0.0], [9.0]):
         with pytest.raises(ValueError, match="must be factors"):
             scaled(single, wrong)
+
+
+def test_nan_is_refused_not_taken_for_the_first_label():
+    def model(image: torch.Tensor) -> torch.Tensor:
+        scores = torch.zeros(1, LABELS, 3, 5).log_softmax(1)
+        scores[0, :, 1, 2] = torch.where(image[0, 0, 0, 0] > 0, torch.nan, 0.0)
+        return scores
+
+    predict = predictor(model)
+    assert predict(torch.zeros(1, 3, 3, 5, dtype=torch.uint8)).shape == (1, LABELS, 3, 5)
+    with pytest.raises(ValueError, match="NaN for an image on cpu"):
+        predict(torch.ones(1, 3, 3, 5, dtype=torch.uint8))

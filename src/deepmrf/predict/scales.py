@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from deepmrf.data.progress import Progress, no_progress
 from deepmrf.layers import MeanField
+from deepmrf.ops.softmax import total
 from deepmrf.predict.tiles import square_tiles
 
 Model = Callable[[Tensor], Tensor]
@@ -38,11 +39,15 @@ MAX_ENLARGED_NUMBERS = 2**24
 
 
 def predictor(model: Model) -> Predictor:
-    """A model as a predictor."""
+    """A model as a predictor. It refuses NaN, which would silently become the first label."""
 
     @torch.inference_mode()
     def predict(image: Tensor) -> Tensor:
         probabilities: Tensor = model(image).float().exp()
+        if math.isnan(total(probabilities)):
+            place = probabilities.device
+            remedy = "look for what divides by zero or overflows" if place.type == "cpu" else "compute it on the CPU"
+            raise ValueError(f"The model returned NaN for an image on {place}: {remedy}.")
         return probabilities
 
     return predict

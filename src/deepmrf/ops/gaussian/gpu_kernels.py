@@ -117,8 +117,8 @@ def _colours_at_once(colours, pixel, mask, F: tl.constexpr, COLOURS: tl.constexp
 def _finished(total, y, y_to):
     """total, once the matrix units have summed it: y < y_to always holds, but the compiler does not know that.
 
-    They read s from registers while the program goes on. Without this use of the sum, Triton 3.6 lets them work on into
-    the next row, which overwrites these registers: beside other programs on the GPU, late sums were made of anything.
+    They read s from registers while the program goes on. Without this use of the sum, Triton (3.6, 3.9) lets them run
+    on into the next row, which is written into these registers: too early where other programs keep the units busy.
     """
     return tl.where(y < y_to, total, 0.0)
 
