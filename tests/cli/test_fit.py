@@ -85,7 +85,7 @@ def test_one_minute_is_no_minutes(minutes, words):
     assert f"still changing after {words}:" in replace(report, search=search).verdict
     short = replace(search, untried=(Choice("gaussian"),))
     assert replace(report, search=short).verdict.endswith(
-        f"The {words} did not suffice to try all: more may gain. Left out: gaussian, no gate."
+        f"The {words} did not suffice to try all: more may gain. Not tried: gaussian, no gate."
     )
 
 

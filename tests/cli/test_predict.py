@@ -274,7 +274,10 @@ def test_too_many_pixels(type_in):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (("--model", "animal"), "There is no model 'animal': give a bundled one (animals), a folder with config.json"),
+        (
+            ("--model", "animal"),
+            "There is no model 'animal' (did you mean animals?): give a bundled one (animals), a folder",
+        ),
         (("--model", "weights.pt"), "weights.pt is refused: files of this kind can run code"),
         (("--scales", "big"), "--scales big is no number"),
         (("--scales", "99"), "must be factors between 0.1 and 8"),

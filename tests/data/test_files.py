@@ -60,7 +60,7 @@ def test_truncated_and_foreign_files(tmp_path):
         (tmp_path / "b.png").write_bytes(content)
         with pytest.raises(DataError, match=r"b\.png cannot be read"):
             read_image(tmp_path / "b.png")
-    with pytest.raises(FileNotFoundError, match=r"c\.png is missing"):
+    with pytest.raises(FileNotFoundError, match=r"c\.png does not exist"):
         read_image(tmp_path / "c.png")
 
 
@@ -161,7 +161,7 @@ def test_what_is_no_file(tmp_path):
         os.mkfifo(tmp_path / "pipe.jpg")
         with pytest.raises(DataError, match="no regular file"):
             read_image(tmp_path / "pipe.jpg")
-    with pytest.raises(FileNotFoundError, match=r"gone\.jpg is missing"):
+    with pytest.raises(FileNotFoundError, match=r"gone\.jpg does not exist"):
         image_size(tmp_path / "gone.jpg")
 
 

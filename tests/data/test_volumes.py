@@ -99,7 +99,7 @@ def test_bad_files_get_a_sentence(tmp_path, values):
     assert "three axes" in message("f.nii", flat)
     complex_ = nibabel.Nifti1Image(values.astype(np.complex64), AFFINE).to_bytes()
     assert "complex64" in message("g.nii", complex_)
-    with pytest.raises(FileNotFoundError, match="missing"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         read_volume(tmp_path / "z.nii")
 
 

@@ -220,7 +220,7 @@ def test_stages_print_the_gain_and_write_it(tmp_path):
     assert [*gain["iou_per_class"]] == [*LABELS.names]
     assert f"The MRF adds {100 * gain['miou']:+.2f} to mIoU, 95 % interval" in output
     assert f"{gain['better']} image" in output
-    assert "alike, so the interval is over 3 stretches of up to 3 consecutive frames." in output
+    assert "alike, so the interval is over 3 stretches of up to 3 frames one after the other." in output
     output, written = evaluated()
     assert "gain" not in written
     assert "adds" not in output

@@ -254,7 +254,7 @@ def bad_files():
         "text.jpg": "no image format",
         "eps.png": "no image format",
         "loop.jpg": "symbolic links",
-        "broken.jpg": "is missing",
+        "broken.jpg": "does not exist",
         "pipe.jpg": "no regular file",
         "bomb.png": "60000 x 60000 pixels, more than 250 million, and was not read",
     }

@@ -49,7 +49,7 @@ def test_a_label_by_name_and_number():
     assert result["cat"].sum() == 24
     np.testing.assert_array_equal(result[CAT], result["cat"])
     assert not result["horse"].any()
-    with pytest.raises(KeyError, match=r"no label 'cats': the labels are background, cat, .*Did you mean 'cat'\?"):
+    with pytest.raises(KeyError, match=r"no label 'cats' \(did you mean cat\?\): the labels are background, cat, "):
         result["cats"]
     with pytest.raises(KeyError, match="no label 7"):
         result[7]
@@ -232,7 +232,7 @@ def test_what_is_in_it():
     assert "cat" in result
     assert CAT in result
     assert "horse" not in result
-    with pytest.raises(KeyError, match=r"no label 'cats'.*Did you mean 'cat'"):
+    with pytest.raises(KeyError, match=r"no label 'cats' \(did you mean cat"):
         "cats" in result  # noqa: B015
 
 

@@ -250,7 +250,7 @@ def test_bundled_models_come_by_name(model_folder, monkeypatch):
     assert models.bundled() == ["tiny"]
     assert load("tiny").labels.names[1] == "cat"
     with pytest.raises(
-        ValueError, match=r"There is no model 'tinny': give a bundled one \(tiny\).*Did you mean tiny\?"
+        ValueError, match=r"There is no model 'tinny' \(did you mean tiny\?\): give a bundled one \(tiny\)"
     ):
         load("tinny")
 

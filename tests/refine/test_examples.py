@@ -50,13 +50,14 @@ def test_what_was_left_out_is_said_when_it_stops(folders):
 def test_labels_that_are_never_predicted_are_no_fault_of_the_mask(folders):
     recode(folders[2], [0, 1, 3])
     Image.fromarray(np.full(SIZE, 5, np.uint8)).save(folders[2] / "3.png")
-    with pytest.raises(ValueError, match=r"0\.png holds ids that no .*\(those use 0 to 2\); give labels=6"):
+    with pytest.raises(ValueError, match=r"0\.png holds ids that no .*\(those use 0 to 2\); give --labels 6 "):
         fit(*folders, QUICK)
     assert len(fit(*folders, FitSettings(**vars(QUICK) | {"labels": 6})).labels) == 6
     for path in list(folders[0].iterdir()):
         np.save(path.with_suffix(".npy"), np.zeros((3, *SIZE), np.float32))
     with pytest.raises(
-        ValueError, match=r"0\.png holds the id 3, but the ids here are 0 to 2.* predictions lack it: they have 3"
+        ValueError,
+        match=r"0\.png holds the id 3, but the ids here are 0 to 2.* that have it: these have 3 labels",
     ):
         fit(*folders, QUICK)  # arrays do tell how many there are
 
@@ -103,7 +104,7 @@ def test_an_id_that_no_label_has_says_what_to_write(tmp_path, type_in):
     assert code == 2
     written = '{"names": ["label 0", "label 1", "label 2"], "ignore": 3}'
     assert f"if this is void, write {written} into {tmp_path}/masks/labels.json" in text
-    assert "If it is a label, the predictions lack it: they have 3." in text
+    assert "If it is a label, give predictions that have it: these have 3 labels." in text
     (tmp_path / "masks/labels.json").write_text(written)
     code, text = type_in("fit", *words, "-o", tmp_path / "mrf", "--minutes", "0.01")
     assert "labels.json" not in text, text

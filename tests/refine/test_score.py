@@ -80,7 +80,7 @@ def test_the_command(folders):
     )
     assert code == 0, text
     assert f"{folders / 'refined'} adds +" in text
-    assert "learned from these masks adds less to other images" in text
+    assert "Did an MRF learn from these masks? Then it adds less to other images" in text
     assert "4 images of 4 better, 0 worse" in text
     facts = json.loads((folders / "s/scores.json").read_text())
     assert facts["scores"][str(folders / "raw")]["pixel_accuracy"] == pytest.approx(7 / 9)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from deepmrf.training.optimiser import step_if_finite
+from deepmrf.training.optimiser import NormStatistics, step_if_finite
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 
@@ -34,3 +35,17 @@ def test_a_step_with_a_bad_gradient_is_left_out(device, fused, bad):
     for weight, then in zip(weights, before, strict=True):
         assert torch.isfinite(weight).all()
         assert (weight < then).all()
+
+
+def test_running_statistics_are_the_mean_of_all_steps_until_their_momentum_is_faster():
+    torch.manual_seed(0)
+    norm, batches = nn.BatchNorm2d(3, momentum=0.2).train(), torch.randn(8, 4, 3, 5, 5)
+    statistics, expected = NormStatistics(nn.Sequential(norm)), torch.zeros(3)
+    for step, batch in enumerate(batches):
+        statistics.begin(step)
+        norm(batch)
+        mean = batch.mean((0, 2, 3))
+        expected = batches[: step + 1].mean((0, 1, 3, 4)) if step < 5 else 0.8 * expected + 0.2 * mean
+        torch.testing.assert_close(norm.running_mean, expected)
+    statistics.end()
+    assert norm.momentum == 0.2

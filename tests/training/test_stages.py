@@ -11,6 +11,7 @@ from deepmrf.models.parsing_network import read_model
 from deepmrf.training import loop
 from deepmrf.training.recipe import recipe_from_dict
 from deepmrf.training.run import Run
+from deepmrf.training.stages import learns_from_the_start
 
 STAGES = {
     "unary": ["unary"],
@@ -97,3 +98,13 @@ def test_a_card_tells_how_a_network_that_was_trained_before_was_trained(tmp_path
         models[name] = read_model(tmp_path / name / "model")
     assert models["mrf"].card.recipe["network"] == read_model(start).card.recipe
     assert "network" not in models["joint"].card.recipe
+
+
+def test_a_network_learns_from_the_start_in_one_stage_at_most():
+    plain = recipe("synthetic:scenes", "distance", True)
+    assert [learns_from_the_start(plain, index) for index in range(4)] == [True, False, False, False]
+    later = replace(plain, stage=plain.stage[1:])
+    assert [learns_from_the_start(later, index) for index in range(3)] == [False, False, True]
+    assert learns_from_the_start(replace(plain, strategy="joint"), 0)
+    for taught in (replace(plain, compile=True), replace(plain, unary=replace(plain.unary, start="runs/a/model"))):
+        assert not any(learns_from_the_start(taught, index) for index in range(4))

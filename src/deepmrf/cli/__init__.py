@@ -34,7 +34,7 @@ app = typer.Typer(
     help="Learnable Markov random fields for segmentation.\n\n"
     "Have pictures? [bold]deepmrf predict[/bold] segments them. "
     "Have a network? [bold]deepmrf fit[/bold] learns an MRF on its saved predictions, [bold]deepmrf refine[/bold] "
-    "applies it. Have labelled images? [bold]deepmrf train[/bold]. In a hurry? [bold]deepmrf bench --quick[/bold].",
+    "applies it. Have labelled images? [bold]deepmrf train[/bold]. Is something missing? [bold]deepmrf doctor[/bold].",
     rich_markup_mode="rich",
     no_args_is_help=True,
     add_completion=False,

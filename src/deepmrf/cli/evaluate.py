@@ -23,6 +23,9 @@ FEW_IMAGES = 10
 
 EVALUATE_HELP = """Measure a model on labelled images: mIoU, pixel accuracy, and the paper's TA, LA and BA.
 
+TA: in how many images is a class rightly said to be there, or not. LA: how far the boxes around its true and its
+predicted pixels overlap. BA: how much of its predicted border is true, where the boxes overlap by half ("-": nowhere).
+
 Several models are averaged. Prints a table; with --out writes scores.json and scores.csv.
 
 [bold]Examples[/bold]
@@ -195,7 +198,7 @@ def _score_predictions(folders: list[str], masks: Path, labels: int | None, out:
         _print_gain(report.gain, console, folders[1])
         if report.dice_gain is not None:
             say(f"{folders[1]} adds {_with_interval(report.dice_gain, 'the mean Dice', 'volumes')}.", console)
-        say("An MRF that learned from these masks adds less to other images: fit says how much.", console)
+        say("Did an MRF learn from these masks? Then it adds less to other images: fit says how much.", console)
         facts["gain"] = report.gain.to_dict()
     if out is not None:
         with sentences():
@@ -207,7 +210,7 @@ def _print_images(scores: dict[str, Scores], title: str, console: Console) -> No
     headings = ("class", "IoU", "accuracy", "TA", "LA", "BA")
     for name, score in scores.items():
         rows = [(str(row[0]), *[percent(value) for value in row[1:]]) for row in score.rows()]
-        console.print(table(headings, rows, f"{name}: {title}, {score.images} images"))
+        console.print(table(headings, rows, f"{name}: {title}, {count(score.images, 'image')}"))
         console.print(f"mIoU {percent(score.miou)}, pixel accuracy {percent(score.pixel_accuracy)}")
         if score.la_objects_per_class:
             by_class = zip(score.names, score.la_objects_per_class, strict=True)
@@ -236,7 +239,7 @@ def _print_gain(gain: Gain, console: Console, subject: str = "The MRF") -> None:
     if 1 < gain.stretches < FEW_IMAGES:
         say("These images are few: other images may gain more or less than the interval says.", console)
     if gain.stretch_frames > 1:
-        frames = f"up to {gain.stretch_frames} consecutive frames"
+        frames = f"up to {gain.stretch_frames} frames one after the other"
         say(f"Neighbouring frames are alike, so the interval is over {gain.stretches} stretches of {frames}.", console)
 
 

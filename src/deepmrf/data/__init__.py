@@ -18,6 +18,7 @@ weights      get_weights: ImageNet weights for recipes, from the Hugging Face hu
 extras       packages that some commands need, and how to install them
 writing      write files atomically
 remote       files at URLs, such as s3://bucket/photos: list, fetch, upload
+spelling     did_you_mean: which known word a wrong one was meant to be
 progress     Progress: how long work reports how far it is
 """
 

@@ -95,7 +95,7 @@ def _names_of(top: Path, split: str | None) -> tuple[set[str] | None, str]:
         return set(read_list(lists[split], full_lines=True)), ", ".join(splits)
     raise FileNotFoundError(
         f"{top} has neither a folder images/{split} nor a list {split}.txt; "
-        f"the splits there are: {', '.join(splits) or 'none'}; or ask for 'all'."
+        f"the splits there are: {', '.join(splits) or 'none'}. All images: --split all, or data.train_split = 'all'."
     )
 
 

@@ -139,7 +139,7 @@ def _check_exportable(model: DeepParsingNetwork) -> None:
     if kernel in NOT_EXPORTABLE:
         raise ValueError(
             f"The model has kernel={kernel!r}, {NOT_EXPORTABLE[kernel]}: export needs a model with "
-            "kernel='gaussian' or 'distance', or the network alone."
+            "kernel='gaussian' or 'distance', or the network alone (--network-only)."
         )
 
 

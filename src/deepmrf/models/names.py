@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from deepmrf.data.labels import LabelSet
+from deepmrf.data.spelling import did_you_mean
 from deepmrf.models.folder import (
     CONFIG,
     WEIGHTS,
@@ -77,11 +77,10 @@ def find_folder(name: str | os.PathLike[str]) -> Path:
                 f"There is no folder {text} here, and the hub did not give such a model ({reason}): "
                 "check the name, and that the network is up."
             ) from None
-    near = get_close_matches(text, bundled(), 1)
-    guess = f" Did you mean {near[0]}?" if near else ""
     known = ", ".join(bundled()) or "none in this installation"
     raise ValueError(
-        f"There is no model {text!r}: give a bundled one ({known}), a folder with {CONFIG}, or OWNER/NAME.{guess}"
+        f"There is no model {text!r}{did_you_mean(text, bundled())}: give a bundled one ({known}), a folder with "
+        f"{CONFIG}, or OWNER/NAME."
     )
 
 

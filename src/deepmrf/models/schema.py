@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from deepmrf import unary as unaries
+from deepmrf.data.spelling import did_you_mean
 
 MAX_AXES = 8
 MAX_BYTES = 2**34
@@ -132,7 +133,8 @@ def check_settings(settings: Any, schema: Mapping[str, Setting], table: str) -> 
         raise ValueError(f"{table} is {shortened(settings)}, not settings")
     for key, value in settings.items():
         if key not in schema:
-            raise ValueError(f"{table} has no setting {shortened(key)}: there are {', '.join(schema)}")
+            guess = did_you_mean(str(key), schema)
+            raise ValueError(f"{table} has no setting {shortened(key)}{guess}: there are {', '.join(schema)}")
         if not schema[key].accepts(value):
             raise ValueError(f"{table}.{key}={shortened(value)} must be {schema[key].description}")
 

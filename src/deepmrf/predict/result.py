@@ -17,7 +17,6 @@ import os
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from PIL.PngImagePlugin import PngInfo
 from deepmrf.data.colours import BACKGROUND, Colour
 from deepmrf.data.images import shrunk
 from deepmrf.data.labels import LabelSet
+from deepmrf.data.spelling import did_you_mean
 from deepmrf.data.writing import replacing, write_bytes
 from deepmrf.figures import LegendEntry, overlay
 from deepmrf.figures import legend as legend_sheet
@@ -94,9 +94,8 @@ class Segmentation:
         number = self.names.index(name) if isinstance(name, str) and name in self.names else name
         if isinstance(number, int | np.integer) and 0 <= number < len(self.names):
             return int(number)
-        near = get_close_matches(str(name), self.names, 1)
-        guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise KeyError(f"There is no label {name!r}: the labels are {', '.join(self.names)}.{guess}")
+        guess = did_you_mean(str(name), self.names)
+        raise KeyError(f"There is no label {name!r}{guess}: the labels are {', '.join(self.names)}.")
 
     def __contains__(self, name: str | int) -> bool:
         """Has any pixel this label? A name that the model does not know is an error, as in [...]."""

@@ -205,11 +205,11 @@ class Examples:
             if highest < len(self.labels):
                 if not self.labels_counted or error.kind != "id":
                     raise
-                count = f"If it is a label, the predictions lack it: they have {len(self.labels)}."
+                count = f"If it is a label, give predictions that have it: these have {len(self.labels)} labels."
                 raise DataError(f"{error} {count}", error.path, "id") from error
             raise DataError(
                 f"{files.mask} holds ids that no predicted label map has (those use 0 to {len(self.labels) - 1}); "
-                f"give labels={highest + 1}, or name them all in {self.labels_json}.",
+                f"give --labels {highest + 1} (Python: labels={highest + 1}), or name them all in {self.labels_json}.",
                 error.path,
                 "id",
             ) from error

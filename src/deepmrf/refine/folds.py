@@ -68,13 +68,14 @@ def groups_by_video(stems: Sequence[str], thumbnails: Sequence[Tensor], folds: i
     kind = "one video" if len(videos) == 1 else f"{len(videos)} videos"
     names = shortened([prefix or "numbers" for prefix in videos])
     message = f"{count} of {len(stems)} images are frames of {kind} ({names}), by their names and looks"
+    remedy = "if they are not, --groups '.+' takes each by itself"
     if len(set(groups)) >= folds:
-        return groups, f"{message}: frames of one video are held out together."
+        return groups, f"{message}: frames of one video are held out together; {remedy}."
     for prefix, frames in videos.items():
         for number, stretch in enumerate(np.array_split(frames, folds)):
             for index in stretch.tolist():
                 groups[index] = f"video {prefix}, part {number}"
-    return groups, f"{message}: each was cut into {folds} stretches, and each stretch is held out as a whole."
+    return groups, f"{message}: each was cut into {folds} stretches, and each stretch is held out as a whole; {remedy}."
 
 
 def split(groups: Sequence[str], folds: int, seed: int) -> list[list[int]]:

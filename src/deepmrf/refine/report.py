@@ -102,7 +102,7 @@ class FitReport:
         minutes = "1 minute" if self.settings.minutes == 1 else f"{self.settings.minutes:g} minutes"
         if self.search.untried:
             choices = "; ".join(map(str, self.search.untried))
-            return f" The {minutes} did not suffice to try all: more may gain. Left out: {choices}."
+            return f" The {minutes} did not suffice to try all: more may gain. Not tried: {choices}."
         if self.search.ending == "budget":
             return f" The score was still changing after {minutes}: more may gain more."
         if self.search.ending == "steps" and self.stage == "nothing":

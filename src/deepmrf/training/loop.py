@@ -26,11 +26,19 @@ from deepmrf.training.batches import clip_source, stage_batches
 from deepmrf.training.lock import folder_lock
 from deepmrf.training.loss import class_weights, cross_entropy, lovasz
 from deepmrf.training.memory import check_memory, rehearse
-from deepmrf.training.optimiser import MovingAverage, new_optimiser, set_rates, step_if_finite
+from deepmrf.training.optimiser import MovingAverage, NormStatistics, new_optimiser, set_rates, step_if_finite
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.run import Message, Run, TrainProgress
 from deepmrf.training.samples import Images, hold_out
-from deepmrf.training.stages import StageModel, caches_penalty, check_stages, finish, planned_stages, prepare_stage
+from deepmrf.training.stages import (
+    StageModel,
+    caches_penalty,
+    check_stages,
+    finish,
+    learns_from_the_start,
+    planned_stages,
+    prepare_stage,
+)
 from deepmrf.training.start import build_model, check_run_folder, open_splits, with_own_network
 from deepmrf.unary.own import OwnNetwork
 
@@ -171,6 +179,7 @@ def _take_steps(run: Run, index: int, stage: Stage, first_step: int, tensors: di
     if accelerator.device.type == "cuda":
         model.unary.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     average = MovingAverage(run.average, model) if recipe.ema else None
+    norms = NormStatistics(model.unary) if learns_from_the_start(recipe, index) else None
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     skipped = torch.zeros((), device=accelerator.device)
     run.steps_done += first_step
@@ -181,6 +190,8 @@ def _take_steps(run: Run, index: int, stage: Stage, first_step: int, tensors: di
         if "unary" not in stage.learn:
             model.unary.eval()  # a fixed network keeps its batch statistics and has no dropout
         set_rates(optimiser, stage, step)
+        if norms is not None:
+            norms.begin(step)
         with accelerator.autocast():
             log_q = stage_model(*inputs)
         loss = _loss(run, stage, log_q, target, weights)
@@ -197,6 +208,8 @@ def _take_steps(run: Run, index: int, stage: Stage, first_step: int, tensors: di
             run.evaluate(f"{stage.name}, step {done}")
         if done % recipe.save_every == 0 or done == stage.steps:
             run.save_state(index, done, optimiser)
+    if norms is not None:
+        norms.end()
     if skipped:
         run.message(f"{int(skipped)} of the steps of stage {stage.name} had no finite gradient and were left out.")
 

@@ -1,4 +1,4 @@
-"""Optimiser steps: parameter groups, learning rates, steps without a finite gradient, the moving average of weights."""
+"""Optimiser steps: parameter groups, rates, steps without a finite gradient, averages of weights and batch norms."""
 
 from __future__ import annotations
 
@@ -55,6 +55,28 @@ def step_if_finite(prepared: Any, optimiser: torch.optim.Optimizer, norm: Tensor
     elif not skipped:
         prepared.step()
     return skipped
+
+
+class NormStatistics:
+    """Batch norms' running statistics of a network that learns from the start: at first, the mean over all steps.
+
+    A momentum of 0.01 needs hundreds of steps to leave what the network began with; a shorter training would be
+    measured with statistics that are not its own. From step 1 / momentum on, the momentum is the network's own.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        self.norms = [(norm, norm.momentum) for norm in norms if norm.momentum]
+
+    def begin(self, step: int) -> None:
+        """Set the momentum of a step, counted from 0."""
+        for norm, momentum in self.norms:
+            norm.momentum = max(momentum, 1 / (step + 1))
+
+    def end(self) -> None:
+        """Give the network its own momentum."""
+        for norm, momentum in self.norms:
+            norm.momentum = momentum
 
 
 class MovingAverage:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deepmrf.data.spelling import did_you_mean
 from deepmrf.data.transforms import Augment
 
 if sys.version_info >= (3, 11):
@@ -358,7 +359,8 @@ def _table(kind: Any, value: Any, table: str) -> Any:
     types, fields = typing.get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
     for key in value:
         if key not in fields:
-            raise RecipeError(f"Unknown key {_join(table, key)}: known ones are {', '.join(fields)}.")
+            guess = did_you_mean(key, fields)
+            raise RecipeError(f"Unknown key {_join(table, key)}{guess}: known ones are {', '.join(fields)}.")
     for name, entry in fields.items():
         required = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
         if required and name not in value:

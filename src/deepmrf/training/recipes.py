@@ -6,9 +6,9 @@ A recipe in a subfolder has the folder in its name: baselines/fcn8s.
 from __future__ import annotations
 
 import itertools
-from difflib import get_close_matches
 from pathlib import Path
 
+from deepmrf.data.spelling import did_you_mean
 from deepmrf.training.recipe import RecipeError
 
 PACKAGE = Path(__file__).parents[1]
@@ -35,9 +35,8 @@ def find_recipe(name: str) -> Path:
         return path
     if _bundled_name(name) in bundled:
         return bundled[_bundled_name(name)]
-    near = get_close_matches(name, bundled, 1) or get_close_matches(path.stem, bundled, 1)
-    guess = f" Did you mean {near[0]}?" if near else ""
-    raise RecipeError(f"There is no recipe {name}: give a {SUFFIX} file, or one of {', '.join(bundled)}.{guess}")
+    guess = did_you_mean(name, bundled) or did_you_mean(path.stem, bundled)
+    raise RecipeError(f"There is no recipe {name}{guess}: give a {SUFFIX} file, or one of {', '.join(bundled)}.")
 
 
 def short_name(name: str) -> str:

@@ -36,7 +36,7 @@ from deepmrf.training import checkpoint
 from deepmrf.training.clips import ClipSource
 from deepmrf.training.recipe import Recipe, Stage
 from deepmrf.training.samples import Images
-from deepmrf.training.stages import learns_mrf_alone
+from deepmrf.training.stages import learns_mrf_alone, planned_stages
 from deepmrf.training.start import METRICS_FILE, RECIPE_FILE, STATE_FILE, recipe_for_card, with_video_part
 from deepmrf.unary.own import OwnNetwork
 
@@ -148,7 +148,10 @@ class Run:
             if model.mean_field is not None:
                 model.mean_field.temperature = facts.get("temperature", model.mean_field.temperature)
         torch.set_rng_state(tensors["random"])
-        self.message(f"Continuing at stage {facts['stage'] + 1}, step {facts['step']}.")
+        if facts["stage"] == len(planned_stages(self.recipe)):
+            self.message("All stages of this run are done: nothing is left to train.")
+        else:
+            self.message(f"Continuing at stage {facts['stage'] + 1}, step {facts['step']}.")
         return facts["stage"], facts["step"], tensors if facts["step"] else {}
 
     def load_models(self, tensors: dict[str, Tensor]) -> None:

@@ -80,6 +80,16 @@ def _learnable(model: DeepParsingNetwork, stage: Stage) -> tuple[dict[str, nn.Mo
     return parts, links
 
 
+def learns_from_the_start(recipe: Recipe, index: int) -> bool:
+    """Is stage number `index` the first in which a network learns that no training has taught these labels?
+
+    Not where the network is compiled: it would be compiled anew at each step whose momentum is another.
+    """
+    stages = planned_stages(recipe)
+    first = next((n for n, stage in enumerate(stages) if "unary" in stage.learn), None)
+    return index == first and not (recipe.start or recipe.unary.start or recipe.compile)
+
+
 def learns_mrf_alone(stage: Stage) -> bool:
     """Does the network stay as it is?"""
     return "unary" not in stage.learn

@@ -150,7 +150,8 @@ def _new_model(
             model = DeepParsingNetwork(own_network(network), mean_field, data.labels)
             message(f"Network from {code_name(network)}.")
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RecipeError(f"unary.options or mean_field: {str(error).rstrip('.')}.") from error
+        key = "unary.network" if network_schema(unary.network) is None else "unary.options or mean_field"
+        raise RecipeError(f"{key}: {str(error).rstrip('.')}.") from error
     if unary.imagenet:
         path = Path(unary.imagenet)
         if not path.is_file():
