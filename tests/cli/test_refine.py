@@ -211,6 +211,16 @@ def test_ctrl_c_is_one_sentence(folders, monkeypatch):
     assert text.strip() == "Interrupted: what is written is complete, and the same command goes on from here."
 
 
+def test_a_reason_that_many_share_stands_once_with_their_names(folders):
+    path, _, options = folders
+    for name, size in (("0", 9), ("1", 9), ("2", 8)):
+        Image.fromarray(np.eye(size, dtype=np.uint8) * 255).save(path / "masks" / f"{name}.png")
+    code, text = type_in("--preset", "maskcut", *options)
+    assert code == 1
+    assert text.count("9 x 9 pixels but its image") == text.count("8 x 8 pixels but its image") == 1
+    assert "(likewise 1)" in " ".join(text.split())
+
+
 def test_many_failures_are_counted(folders, monkeypatch):
     path, _, options = folders
     monkeypatch.setattr("deepmrf.cli.console.MAX_FAILURES_SHOWN", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -71,11 +72,20 @@ def warn(texts: Iterable[str], console: Console) -> None:
         say(text, console, "yellow")
 
 
-def warn_of_failures(reasons: Sequence[str], console: Console) -> None:
-    """Print why files failed, one line each; the rest is counted."""
-    warn(reasons[:MAX_FAILURES_SHOWN], console)
-    if len(reasons) > MAX_FAILURES_SHOWN:
-        warn([f"... and {len(reasons) - MAX_FAILURES_SHOWN} more."], console)
+def warn_of_failures(failures: Sequence[tuple[str, str]], console: Console) -> None:
+    """Print why files failed, given as (name, reason): a reason stands once, with the names of all that have it.
+
+    Beyond MAX_FAILURES_SHOWN, names are counted.
+    """
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for name, reason in failures[:MAX_FAILURES_SHOWN]:
+        without_name = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "", reason)
+        alike.setdefault(without_name, []).append((name, reason))
+    for (_, reason), *others in alike.values():
+        likewise = f" (likewise {', '.join(name for name, _ in others)})" if others else ""
+        warn([f"{reason}{likewise}"], console)
+    if len(failures) > MAX_FAILURES_SHOWN:
+        warn([f"... and {len(failures) - MAX_FAILURES_SHOWN} more."], console)
 
 
 class Bars:

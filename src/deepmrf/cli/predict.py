@@ -301,7 +301,7 @@ def _show(report: PredictReport, out: Path | URL, coco: Path | None, console: Co
     if report.animated:
         files = "a file has" if len(report.animated) == 1 else f"{len(report.animated)} files have"
         warn([f"{files} several frames: the first was taken ({report.animated[0].name})."], console)
-    warn_of_failures([reason for _, reason in report.failed], console)
+    warn_of_failures([(str(path), reason) for path, reason in report.failed], console)
     if coco is not None and report.images:
         say(f"Wrote the outlines of the regions to {coco}.", console)
     say(_conclusion(report, out), console)

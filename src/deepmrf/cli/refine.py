@@ -157,7 +157,7 @@ def refine_command(
         except KeyboardInterrupt:
             fail(INTERRUPTED, 130)
     warn(report.notes, console)
-    warn_of_failures([f"{stem}: {reason}" for stem, reason in report.failed], console)
+    warn_of_failures([(stem, f"{stem}: {reason}") for stem, reason in report.failed], console)
     counts = f"{len(report.done)} refined, {len(report.skipped)} there already, {len(report.failed)} failed"
     kinds = f" Predictions were read as {'; '.join(report.kinds)}." if report.kinds else ""
     ids = "" if label_ids is None else f" Label maps hold the ids of the masks: {', '.join(map(str, label_ids.ids))}."

@@ -107,9 +107,7 @@ def _explaining(path: Path, kind: str = "an image", remedy: str = "replace the f
         yield
     except FileNotFoundError:
         files = f"{kind.split()[-1]}s"
-        raise FileNotFoundError(
-            f"{path} does not exist: check its name, or take it off the list of {files}."
-        ) from None
+        raise FileNotFoundError(f"{path} does not exist: check its name, or take it off the list of {files}.") from None
     except (DataError, MemoryError, ImportError):
         raise
     except Exception as error:  # a broken file makes decoders raise nearly anything
