@@ -19,7 +19,7 @@ from deepmrf.data.folder import write_folder
 from deepmrf.models.parsing_network import read_model
 from deepmrf.training import checkpoint
 from deepmrf.training import loop as train
-from deepmrf.training.recipe import RecipeError, read_recipe
+from deepmrf.training.recipe import RecipeError, read_recipe, recipe_from_dict
 from deepmrf.training.run import Run
 
 RECIPE = """
@@ -313,3 +313,15 @@ def test_a_network_to_start_from_may_be_a_run_or_damaged(recipe, tmp_path):
     assert "unary.start='street': only " in text
     assert "tensors of the network fit; set unary.options " in text
     assert "lite=2" in text
+
+
+def test_a_misspelt_setting_is_named_before_data_that_are_not_there(tmp_path):
+    tree = {
+        "data": {"train": f"folder:{tmp_path / 'nowhere'}"},
+        "unary": {"network": "fast"},
+        "mean_field": {"windw": 5},
+        "stage": [{"name": "unary", "learn": ["unary"]}],
+    }
+    with pytest.raises(RecipeError, match=r"mean_field has no setting 'windw' \(did you mean window\?\)"):
+        train.train(recipe_from_dict(tree), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -39,7 +39,7 @@ from deepmrf.training.stages import (
     planned_stages,
     prepare_stage,
 )
-from deepmrf.training.start import build_model, check_run_folder, open_splits, with_own_network
+from deepmrf.training.start import build_model, check_model_settings, check_run_folder, open_splits, with_own_network
 from deepmrf.unary.own import OwnNetwork
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def _new_run(
 ) -> Run:
     """Open the data, build the model and check both and the steps of all stages, before the folder is touched."""
     optional("accelerate", "Training needs", "train").utils.set_seed(recipe.seed)
+    check_model_settings(recipe, network)
     data, val = open_splits(recipe)
     model = build_model(recipe, data, message, network).to(accelerator.device)
     stages = planned_stages(recipe)

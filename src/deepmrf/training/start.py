@@ -139,7 +139,6 @@ def _new_model(
     mrf = dict(recipe.mean_field) if recipe.mean_field or learns_mrf else None
     model: DeepParsingNetwork
     unary = recipe.unary
-    _check_settings(unary, mrf, network)
     try:
         if network is None:
             build = partial(DeepParsingNetwork.build, unary.network, data.labels, unary.options, mrf)
@@ -188,12 +187,13 @@ def _start_network(network: nn.Module, start: nn.Module, name: str) -> str:
     return f"Network from {name}; at random: {shortened(missing) or 'nothing'}."
 
 
-def _check_settings(unary: UnaryRecipe, mrf: Mapping[str, Any] | None, network: OwnNetwork | None) -> None:
-    schema = network_schema(unary.network)
+def check_model_settings(recipe: Recipe, network: OwnNetwork | None) -> None:
+    """Raise a RecipeError that names a setting of the network or of the mean field which there is not, before data."""
+    schema = network_schema(recipe.unary.network)
     try:  # the number of labels is the data's
-        check_settings(mrf or {}, _without_labels(MEAN_FIELD), "mean_field")
+        check_settings(recipe.mean_field, _without_labels(MEAN_FIELD), "mean_field")
         if network is None and schema is not None:
-            check_settings(unary.options, _without_labels(schema), "unary.options")
+            check_settings(recipe.unary.options, _without_labels(schema), "unary.options")
     except ValueError as error:
         raise RecipeError(f"{error}.") from None
 
