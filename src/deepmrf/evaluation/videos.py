@@ -21,6 +21,7 @@ from deepmrf.evaluation.temporal import TemporalConsistency
 from deepmrf.flow import Flow, estimate, join
 from deepmrf.models.parsing_network import DeepParsingNetwork
 from deepmrf.predict.frames import Window, frame_reach, windows
+from deepmrf.predict.scales import probabilities_of
 
 FRAMES_AT_A_TIME = 12
 """Frames that go through the mean field together, besides those around them."""
@@ -179,5 +180,5 @@ def _labels(model: VideoModel, window: Window[_Frame], flow: Flow, network: int)
     frames = window.frames[first:last]
     log_p = torch.stack([frame.log_p[network] for frame in frames], 1)[None]
     images = torch.stack([frame.image for frame in frames], 1)[None]
-    labels: Tensor = model(log_p, images, flow.cut(first, last), slice(start - first, stop - first)).argmax(1)[0]
-    return labels
+    log_q = model(log_p, images, flow.cut(first, last), slice(start - first, stop - first))
+    return probabilities_of(log_q).argmax(1)[0]

@@ -39,18 +39,23 @@ MAX_ENLARGED_NUMBERS = 2**24
 
 
 def predictor(model: Model) -> Predictor:
-    """A model as a predictor. It refuses NaN, which would silently become the first label."""
+    """A model as a predictor."""
 
     @torch.inference_mode()
     def predict(image: Tensor) -> Tensor:
-        probabilities: Tensor = model(image).float().exp()
-        if math.isnan(total(probabilities)):
-            place = probabilities.device
-            remedy = "look for what divides by zero or overflows" if place.type == "cpu" else "compute it on the CPU"
-            raise ValueError(f"The model returned NaN for an image on {place}: {remedy}.")
-        return probabilities
+        return probabilities_of(model(image))
 
     return predict
+
+
+def probabilities_of(log_q: Tensor) -> Tensor:
+    """Return exp(log_q) in float32. NaN is refused: it would silently become the first label."""
+    probabilities = log_q.float().exp()
+    if math.isnan(total(probabilities)):
+        place = log_q.device
+        remedy = "look for what divides by zero or overflows" if place.type == "cpu" else "compute it on the CPU"
+        raise ValueError(f"The model returned NaN for an image on {place}: {remedy}.")
+    return probabilities
 
 
 def resized(image: Tensor, size: Sequence[int]) -> Tensor:

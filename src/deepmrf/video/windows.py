@@ -22,7 +22,7 @@ from deepmrf.ops.window import reaches
 from deepmrf.predict.ahead import Cores
 from deepmrf.predict.frames import Window, frame_reach, windows
 from deepmrf.predict.result import Segmentation
-from deepmrf.predict.scales import enlarged_labels, resized
+from deepmrf.predict.scales import enlarged_labels, probabilities_of, resized
 from deepmrf.predict.segmenter import Segmenter
 from deepmrf.unary.network import Network
 from deepmrf.video.clock import Clock
@@ -96,7 +96,7 @@ class _Member:
                     torch.stack(maps, 2) for maps in zip(*[(v.log_p, v.image) for v in views], strict=True)
                 )
                 log_qs = list(self.model.refined(log_p, images, flow, inner)[0].unbind(1))
-        return [(log_q.flip(-1) if self.mirror else log_q).float().exp() for log_q in log_qs]
+        return [probabilities_of(log_q.flip(-1) if self.mirror else log_q) for log_q in log_qs]
 
     def _linked_frame(self, views: Sequence[_View], number: int, flow: Flow) -> Tensor:
         """Log-probabilities (L, h, w) of one frame of a window, whose frames meet on trajectories alone."""
